@@ -1,0 +1,141 @@
+"""The gate that every notebook passes: stored in one canonical form, and built like a lesson.
+
+Two kinds of rule:
+
+- *bytes*: the file is exactly what nbformat writes (one space of indent, sorted keys, a newline at
+  the end), with no outputs, no execution counts and no metadata but what a lesson needs.
+  `--fix` rewrites the file so. It never changes a cell's source, type, id or tags.
+- *lesson*: tags, their order, headings, length, parameters, setup, exercises, claims, as
+  CONTRIBUTING.md describes. These are for the author to mend.
+
+Limits: code is read, not executed; whether a lesson runs, and whether its exercises can be solved,
+other tests find out. Headings are found by their `#`, outside fenced code.
+
+Usage: python tests/notebooks/form.py [--fix] [NOTEBOOK ...]     (default: notebooks/*.ipynb)
+Exit status: 0 all in order, 1 something is not, 2 wrong usage.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import nbformat
+from lesson_rules import RULES, Lesson, Problem, check_claims, check_together
+from nbformat import NotebookNode
+from nbformat.v4 import reads_json, writes_json
+from nbformat.warnings import DuplicateCellId, MissingIDFieldWarning
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NOTEBOOK_METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+CELL_METADATA = ("tags",)
+
+
+def canonical(notebook: NotebookNode) -> bytes:
+    """The bytes the file should hold: same sources, types, ids and tags; nothing a run left."""
+    cells = []
+    for cell in notebook.cells:
+        kept = {
+            "cell_type": cell.cell_type,
+            "metadata": {key: cell.metadata[key] for key in CELL_METADATA if key in cell.metadata},
+            "source": cell.source,
+        }
+        kept |= {key: cell[key] for key in ("id", "attachments") if key in cell}
+        if cell.cell_type == "code":
+            kept |= {"execution_count": None, "outputs": []}
+        cells.append(kept)
+    clean = {"cells": cells, "metadata": NOTEBOOK_METADATA, "nbformat": 4, "nbformat_minor": 5}
+    return (writes_json(nbformat.from_dict(clean)) + "\n").encode("utf-8")
+
+
+def read(path: Path) -> Lesson | Problem:
+    """The notebook in the file, or the reason why there is none to look at."""
+    try:
+        notebook = reads_json(path.read_text(encoding="utf-8"))
+        if notebook.nbformat != 4:
+            return Problem(path, "readable", f"notebook format {notebook.nbformat}; 4 is needed")
+        with warnings.catch_warnings():
+            # ids that are missing or used twice: the rule on ids says it better
+            warnings.simplefilter("ignore", MissingIDFieldWarning)
+            warnings.simplefilter("ignore", DuplicateCellId)
+            nbformat.validate(nbformat.from_dict(json.loads(canonical(notebook))))
+    except OSError as error:
+        return Problem(path, "readable", f"cannot be read: {error.strerror}")
+    except (ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return Problem(path, "readable", f"is no valid notebook: {reason}")
+    return Lesson(path, notebook)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace the file in one step, so that a full disk or Ctrl-C leaves the old one."""
+    temporary = path.with_suffix(".ipynb.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def check_bytes(lesson: Lesson) -> Iterator[Problem]:
+    for cell in lesson.cells:
+        if cell.cell_type == "code" and (cell.get("outputs") or cell.get("execution_count")):
+            yield lesson.problem("bytes", "keeps what a run left; --fix strips it", cell)
+    if lesson.path.read_bytes() != canonical(lesson.notebook):
+        yield lesson.problem("bytes", "is not as nbformat writes it; --fix rewrites it")
+
+
+def check(lesson: Lesson, claims: dict) -> list[Problem]:
+    """Every problem of one lesson; `claims` is the `claims` table of claims.toml."""
+    found = [problem for rule in (check_bytes, *RULES) for problem in rule(lesson)]
+    return found + list(check_claims(lesson, claims))
+
+
+def gate(paths: Sequence[Path], claims: dict, *, fix: bool = False) -> list[Problem]:
+    """All problems of these files; with `fix`, those of the *bytes* kind are mended first."""
+    problems = []
+    lessons = []
+    for path in paths:
+        lesson = read(path)
+        if isinstance(lesson, Problem):
+            problems.append(lesson)
+            continue
+        if fix and (clean := canonical(lesson.notebook)) != path.read_bytes():
+            write(path, clean)
+            print(f"{path} rewritten")
+            lesson = Lesson(path, reads_json(clean.decode("utf-8")))
+        lessons.append(lesson)
+        problems += check(lesson, claims)
+    return problems + check_together(lessons)
+
+
+def load_claims() -> dict:
+    text = (ROOT / "labkit" / "claims.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["claims"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Hold notebooks to the form of a lesson.")
+    parser.add_argument("--fix", action="store_true", help="rewrite files in canonical form")
+    parser.add_argument("notebook", nargs="*", type=Path, help="default: notebooks/*.ipynb")
+    options = parser.parse_args(arguments)
+    paths = options.notebook or sorted((ROOT / "notebooks").glob("*.ipynb"))
+    if not paths:
+        parser.error("there are no notebooks in notebooks/")
+    for path in paths:
+        if not path.is_file():
+            parser.error(f"there is no notebook {path}")
+    problems = gate(paths, load_claims(), fix=options.fix)
+    for problem in sorted(problems, key=lambda problem: problem.path):
+        print(problem)
+    print(f"Notebooks: {len(paths)}; departures from the form: {len(problems)}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""How a lesson is built: one function per rule, each yielding the problems it finds.
+
+The rules are those of CONTRIBUTING.md: tags and their order, headings, length, parameters, setup,
+exercises, claims. Limits: code is read, not executed. Headings are found by their `#`, outside
+fenced code.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+TAGS = (
+    *("title", "promise", "setup", "parameters", "idea", "baseline", "predict", "experiment"),
+    *("plot", "reading", "claim", "explore", "exercise", "takeaway", "result"),
+)
+# A lesson may ask, try and read more than once before it judges its claims.
+REPEATED = ("predict", "experiment", "plot", "reading")
+PARAMETERS = ("batch_size", "precision", "gpu", "size", "steps", "seed")
+
+CELLS = (20, 30)
+MARKDOWN_SHARE = (0.40, 0.65)
+CODE_LINES = 18
+EXERCISES = (2, 3)
+
+FIGURE_WITH_UNIT = re.compile(r"\d[\d.,]*\s*(?:[KMGT]i?B|bytes)\b")
+MINUTES = re.compile(r"\d+\s*min")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One rule that one notebook breaks; `cell` is the cell's id, or empty for the whole file."""
+
+    path: Path
+    rule: str
+    message: str
+    cell: str = ""
+
+    def __str__(self) -> str:
+        where = f" [{self.cell}]" if self.cell else ""
+        return f"{self.path}{where} {self.rule}: {self.message}"
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """A parsed notebook. `number` is the two digits its file name begins with."""
+
+    path: Path
+    notebook: NotebookNode
+
+    @property
+    def number(self) -> str:
+        return self.path.name[:2]
+
+    @property
+    def cells(self) -> list[NotebookNode]:
+        return self.notebook.cells
+
+    def tagged(self, tag: str, kind: str | None = None) -> list[NotebookNode]:
+        """The cells with this tag, of one kind ("code", "markdown") or of both."""
+        return [cell for cell in self.cells if tag in tags(cell) and kind in (None, cell.cell_type)]
+
+    def problem(self, rule: str, message: str, cell: NotebookNode | None = None) -> Problem:
+        return Problem(self.path, rule, message, cell.get("id", "") if cell else "")
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    return list(cell.metadata.get("tags", ()))
+
+
+def python_of(cell: NotebookNode) -> str:
+    """The cell's code with IPython's own lines (`%pip`, `!ls`) replaced by `pass`."""
+    return re.sub(r"^([ \t]*)[%!].*$", r"\1pass", cell.source, flags=re.MULTILINE)
+
+
+def calls(cells: Sequence[NotebookNode], name: str) -> list[str | None]:
+    """First argument of each call of `lab.<name>` in code cells; None where it is no plain text."""
+    found: list[str | None] = []
+    for cell in cells:
+        if cell.cell_type != "code":
+            continue
+        try:
+            tree = ast.parse(python_of(cell))
+        except SyntaxError:
+            continue  # the linter names it
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"lab.{name}":
+                first = node.args[0] if node.args else None
+                constant = isinstance(first, ast.Constant) and isinstance(first.value, str)
+                found.append(first.value if constant else None)
+    return found
+
+
+def headings(cell: NotebookNode) -> list[tuple[int, str]]:
+    """Level and text of each heading in a Markdown cell, fenced code left out."""
+    if cell.cell_type != "markdown":
+        return []
+    prose = re.sub(r"^(```|~~~).*?^\1", "", cell.source, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^(#{1,6})\s+(.+?)\s*$", prose, flags=re.MULTILINE)
+    return [(len(marks), text) for marks, text in found]
+
+
+def check_ids(lesson: Lesson) -> Iterator[Problem]:
+    pattern = re.compile(rf"{lesson.number}-[a-z0-9]+(-[a-z0-9]+)*")
+    seen = set()
+    for place, cell in enumerate(lesson.cells, start=1):
+        name = cell.get("id", "")
+        if not pattern.fullmatch(name):
+            message = f"cell {place} has id {name!r}; a name like {lesson.number}-setup is needed"
+            yield lesson.problem("ids", message)
+        if name in seen:
+            yield lesson.problem("ids", f"cell {place} has the id of another cell", cell)
+        seen.add(name)
+
+
+def check_tags(lesson: Lesson) -> Iterator[Problem]:
+    for cell in lesson.cells:
+        if len(tags(cell)) != 1 or tags(cell)[0] not in TAGS:
+            message = f"tags {tags(cell)}; exactly one is needed, of: {', '.join(TAGS)}"
+            yield lesson.problem("tags", message, cell)
+    for tag in TAGS:
+        if not lesson.tagged(tag):
+            yield lesson.problem("tags", f"no cell is tagged {tag}")
+
+
+def check_order(lesson: Lesson) -> Iterator[Problem]:
+    known = [cell for cell in lesson.cells if tags(cell) and tags(cell)[0] in TAGS]
+    furthest = 0
+    for cell in known:
+        tag = tags(cell)[0]
+        rank = TAGS.index(tag)
+        again = tag in REPEATED and TAGS[furthest] in REPEATED
+        if rank < furthest and not again:
+            yield lesson.problem("order", f"{tag} stands after {TAGS[furthest]}", cell)
+        furthest = max(furthest, rank)
+    if known and tags(lesson.cells[0]) != ["title"]:
+        yield lesson.problem("order", "the first cell is not tagged title", lesson.cells[0])
+    if known and tags(lesson.cells[-1]) != ["result"]:
+        yield lesson.problem("order", "the last cell is not tagged result", lesson.cells[-1])
+
+
+def check_size(lesson: Lesson) -> Iterator[Problem]:
+    count = len(lesson.cells)
+    if not CELLS[0] <= count <= CELLS[1]:
+        yield lesson.problem("size", f"{count} cells; {CELLS[0]} to {CELLS[1]} are wanted")
+    prose = sum(cell.cell_type == "markdown" for cell in lesson.cells)
+    low, high = MARKDOWN_SHARE
+    if count and not low <= prose / count <= high:
+        message = f"{prose} of {count} cells are Markdown; {low:.0%} to {high:.0%} are wanted"
+        yield lesson.problem("size", message)
+    for cell in lesson.cells:
+        lines = sum(bool(line.strip()) for line in cell.source.splitlines())
+        if not lines:
+            yield lesson.problem("size", "is empty", cell)
+        if cell.cell_type == "code" and lines > CODE_LINES and tags(cell) != ["setup"]:
+            yield lesson.problem("size", f"{lines} lines of code; at most {CODE_LINES}", cell)
+        if cell.cell_type == "raw":
+            yield lesson.problem("size", "is a raw cell; use Markdown or code", cell)
+
+
+def check_headings(lesson: Lesson) -> Iterator[Problem]:
+    level = 0
+    titles = []
+    for cell in lesson.cells:
+        for depth, text in headings(cell):
+            if depth > level + 1:
+                message = f"{text!r} is a heading of level {depth} after one of level {level}"
+                yield lesson.problem("headings", message, cell)
+            level = depth
+            if depth == 1:
+                titles.append((cell, text))
+    if len(titles) != 1:
+        yield lesson.problem("headings", f"{len(titles)} headings of level 1; exactly one")
+    for cell, text in titles[:1]:
+        if "title" not in tags(cell):
+            yield lesson.problem("headings", "the level-1 heading is not in the title cell", cell)
+        if not text.endswith("?"):
+            yield lesson.problem("headings", f"the title {text!r} is no question", cell)
+        if not MINUTES.search(cell.source):
+            yield lesson.problem("headings", "the title does not say how many minutes", cell)
+
+
+def check_parameters(lesson: Lesson) -> Iterator[Problem]:
+    cells = lesson.tagged("parameters")
+    if len(cells) != 1 or cells[0].cell_type != "code":
+        # papermill puts its values after the first cell with the tag, whatever its kind
+        message = f"{len(cells)} cells are tagged parameters; one code cell and no other may be"
+        yield lesson.problem("parameters", message)
+        return
+    cell = cells[0]
+    try:
+        statements = ast.parse(python_of(cell)).body
+    except SyntaxError as error:
+        yield lesson.problem("parameters", f"is no Python: {error.msg}", cell)
+        return
+    names = []
+    for statement in statements:
+        if not isinstance(statement, ast.AnnAssign) or not is_literal(statement.value):
+            text = ast.unparse(statement)
+            message = f"`{text}`; only literals with a type, as `steps: int = 3`"
+            yield lesson.problem("parameters", message, cell)
+        else:
+            names.append(ast.unparse(statement.target))
+    if sorted(names) != sorted(PARAMETERS):
+        message = f"sets {', '.join(names)}; exactly {', '.join(PARAMETERS)} are needed"
+        yield lesson.problem("parameters", message, cell)
+
+
+def is_literal(node: ast.expr | None) -> bool:
+    if node is None:
+        return False
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+def check_setup(lesson: Lesson) -> Iterator[Problem]:
+    cells = lesson.tagged("setup", "code")
+    if len(cells) != 1:
+        yield lesson.problem("setup", f"{len(cells)} code cells are tagged setup; exactly one")
+    elif calls(cells, "start") != [lesson.number]:
+        yield lesson.problem("setup", f'must call lab.start("{lesson.number}")', cells[0])
+
+
+def check_exercises(lesson: Lesson) -> Iterator[Problem]:
+    sections: list[list[NotebookNode]] = []
+    for cell in lesson.tagged("exercise"):
+        if headings(cell) or not sections:
+            sections.append([])
+        sections[-1].append(cell)
+    found: list[str | None] = []
+    for section in sections:
+        ids = calls(section, "exercise")
+        found += ids
+        if len(ids) != 1:
+            message = f"calls lab.exercise {len(ids)} times; each exercise has its own heading"
+            yield lesson.problem("exercises", message, section[0])
+        if not any(".check(" in cell.source for cell in section if cell.cell_type == "code"):
+            yield lesson.problem("exercises", "no code cell calls .check(...)", section[0])
+    if not EXERCISES[0] <= len(sections) <= EXERCISES[1]:
+        message = f"{len(sections)} exercises; {EXERCISES[0]} to {EXERCISES[1]} are wanted"
+        yield lesson.problem("exercises", message)
+    wanted = [f"{lesson.number}-{place}" for place in range(1, len(found) + 1)]
+    if found != wanted:
+        yield lesson.problem("exercises", f"ids {found}; {wanted} are wanted")
+
+
+def check_claims(lesson: Lesson, claims: dict) -> Iterator[Problem]:
+    cells = lesson.tagged("claim", "code")
+    ids = [name for name in calls(cells, "claim") if name is not None]
+    if not ids:
+        yield lesson.problem("claims", 'no code cell tagged claim calls lab.claim("...", ...)')
+    for name in ids:
+        if name not in claims:
+            yield lesson.problem("claims", f"{name!r} is not in claims.toml", cells[0])
+        elif claims[name].get("lesson") != lesson.number:
+            message = f"{name!r} is a claim of lesson {claims[name].get('lesson')}"
+            yield lesson.problem("claims", message, cells[0])
+
+
+def check_reading(lesson: Lesson) -> Iterator[Problem]:
+    for cell in lesson.tagged("reading", "markdown"):
+        for figure in FIGURE_WITH_UNIT.findall(cell.source):
+            message = f"{figure!r} holds on one machine only; say it in words, or print it"
+            yield lesson.problem("reading", message, cell)
+
+
+def check_result(lesson: Lesson) -> Iterator[Problem]:
+    if not calls(lesson.tagged("result", "code"), "result"):
+        yield lesson.problem("result", "no code cell tagged result calls lab.result(...)")
+
+
+RULES = (
+    check_ids,
+    check_tags,
+    check_order,
+    check_size,
+    check_headings,
+    check_parameters,
+    check_setup,
+    check_exercises,
+    check_reading,
+    check_result,
+)
+
+
+def check_together(lessons: Sequence[Lesson]) -> list[Problem]:
+    """What only shows side by side: setup cells that differ by more than the lesson's number."""
+    setups = {}
+    for lesson in lessons:
+        cells = lesson.tagged("setup", "code")
+        if len(cells) == 1:
+            setups[lesson] = cells[0].source.replace(f'"{lesson.number}"', '"NN"')
+    texts = list(setups.values())
+    usual = max(texts, key=texts.count, default="")
+    return [
+        lesson.problem("setup", "differs from the other lessons' by more than the number")
+        for lesson, text in setups.items()
+        if text != usual
+    ]

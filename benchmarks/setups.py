@@ -1,0 +1,209 @@
+"""Small training set-ups that between them use what the tracker must understand.
+
+Each is an experiment (a generator that yields the loss), written as people write them. The tests
+and the benchmarks hold the tracker and the simulation to PyTorch's own allocator on all of them.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+SETUPS: dict[str, Callable[..., Iterator[torch.Tensor]]] = {}
+
+
+def setup(name: str) -> Callable:
+    def register(experiment: Callable) -> Callable:
+        SETUPS[name] = experiment
+        return experiment
+
+    return register
+
+
+def llama(device: torch.device, *, attention: str = "sdpa", dtype: torch.dtype = torch.float32,
+          tied: bool = False) -> nn.Module:  # fmt: skip
+    """Three layers, 1.6 million parameters."""
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=2048, use_cache=False, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    return model.to(device).train()
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    for layer in model.model.layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    return model
+
+
+def train(
+    model: nn.Module, device: torch.device, *, optimizer: Callable = torch.optim.AdamW,
+    batch_size: int = 4, length: int = 96, amp: bool = False, steps: int = 3,
+) -> Iterator[torch.Tensor]:  # fmt: skip
+    trained = [p for p in model.parameters() if p.requires_grad]
+    stepper = optimizer(trained, lr=1e-3)
+    for _ in range(steps):
+        tokens = torch.randint(0, 2048, (batch_size, length), device=device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=amp):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        yield loss
+
+
+@setup("fp32, SDPA, AdamW")
+def baseline(device):
+    yield from train(llama(device), device)
+
+
+@setup("eager attention")
+def eager(device):
+    yield from train(llama(device, attention="eager"), device)
+
+
+@setup("SGD")
+def sgd(device):
+    yield from train(llama(device), device, optimizer=torch.optim.SGD)
+
+
+@setup("Adafactor")
+def adafactor(device):
+    yield from train(llama(device), device, optimizer=torch.optim.Adafactor)
+
+
+@setup("AdamW, foreach")
+def foreach(device):
+    def optimizer(parameters, lr):
+        return torch.optim.AdamW(parameters, lr=lr, foreach=True)
+
+    yield from train(llama(device), device, optimizer=optimizer)
+
+
+@setup("autocast bf16")
+def autocast(device):
+    yield from train(llama(device), device, amp=True, batch_size=2, length=32)
+
+
+@setup("pure bf16")
+def pure_bf16(device):
+    model = llama(device, dtype=torch.bfloat16)
+    yield from train(model, device, batch_size=2, length=32)
+
+
+@setup("checkpointing")
+def checkpointing(device):
+    yield from train(checkpointed(llama(device)), device)
+
+
+@setup("checkpointing, SGD, eager")
+def checkpointing_sgd(device):
+    model = checkpointed(llama(device, attention="eager"))
+    yield from train(model, device, optimizer=torch.optim.SGD)
+
+
+@setup("frozen lower half")
+def frozen(device):
+    model = llama(device)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "layers.2" in name or "lm_head" in name
+    yield from train(model, device)
+
+
+@setup("LoRA")
+def lora(device):
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+    yield from train(get_peft_model(llama(device), config), device)
+
+
+@setup("tied embeddings")
+def tied(device):
+    yield from train(llama(device, tied=True), device)
+
+
+@setup("gradient accumulation")
+def accumulation(device):
+    model = llama(device)
+    stepper = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        for _ in range(3):
+            tokens = torch.randint(0, 2048, (2, 96), device=device)
+            loss = model(input_ids=tokens, labels=tokens).loss / 3
+            loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        yield loss
+
+
+@setup("in-place operations")
+def in_place(device):
+    model = nn.Sequential(
+        nn.Linear(256, 512), nn.ReLU(inplace=True), nn.Linear(512, 512), nn.ReLU(inplace=True),
+        nn.Linear(512, 10),
+    ).to(device)  # fmt: skip
+    stepper = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        x = torch.randn(256, 256, device=device)
+        logits = model(x.mul_(0.5).add_(1.0))
+        loss = F.cross_entropy(logits, torch.randint(0, 10, (256,), device=device))
+        stepper.zero_grad(set_to_none=False)
+        loss.backward()
+        stepper.step()
+        yield loss
+
+
+@setup("views and slices")
+def views(device):
+    mixed = nn.Linear(192, 3 * 192).to(device)
+    out = nn.Linear(192, 192).to(device)
+    stepper = torch.optim.AdamW([*mixed.parameters(), *out.parameters()], lr=1e-3)
+    for _ in range(3):
+        x = torch.randn(8, 64, 192, device=device)
+        q, k, v = mixed(x).view(8, 64, 3, 6, 32).permute(2, 0, 3, 1, 4).unbind(0)
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        y = out(y.transpose(1, 2).reshape(8, 64, 192))
+        loss = (y[:, 1:] - x[:, :-1]).square().mean()
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        yield loss
+
+
+@setup("two models at once")
+def two_models(device):
+    teacher, student = llama(device).eval(), llama(device)
+    stepper = torch.optim.AdamW(student.parameters(), lr=1e-3)
+    for _ in range(3):
+        tokens = torch.randint(0, 2048, (4, 96), device=device)
+        with torch.no_grad():
+            target = teacher(input_ids=tokens).logits
+        # Not F.mse_loss: its scalar keeps a buffer of the inputs' size, which fake tensors lack.
+        loss = (student(input_ids=tokens).logits - target).square().mean()
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        yield loss
+
+
+@setup("convolutions")
+def convolutions(device):
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.GELU(),
+        nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    ).to(device)  # fmt: skip
+    stepper = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        x = torch.randn(8, 3, 32, 32, device=device)
+        loss = F.cross_entropy(model(x), torch.randint(0, 10, (8,), device=device))
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        yield loss

@@ -1,0 +1,90 @@
+"""What watching costs: tracking a real step on the CPU, and tracing a Llama-3.1-8B step.
+
+    python benchmarks/speed.py [--skip-memtracker]
+
+Prints tables; nothing here is a test. The 8B step (bf16, 1 × 4096 tokens, AdamW) runs on fake
+tensors three times: untracked, under our tracker, and under PyTorch's MemTracker.
+"""
+
+import argparse
+import contextlib
+import statistics
+import time
+
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+import labkit as lab
+from labkit.memory import format_bytes
+from labkit.simulate import fake_tensors
+from labkit.tracker import track
+
+
+def real_step_overhead(rounds: int = 15) -> float:
+    """Median of tracked over untracked seconds, step by step in turn."""
+    model = lab.model("SmolLM2-135M", layers=4, device="cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    [tokens] = lab.batches(device="cpu", batch_size=4, seq_len=128, steps=1)
+
+    def step() -> float:
+        started = time.perf_counter()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - started
+
+    step()
+    ratios = []
+    for _ in range(rounds):
+        plain = step()
+        with track():
+            watched = step()
+        ratios.append(watched / plain)
+    return statistics.median(ratios)
+
+
+def big_step(memtracker: MemTracker | None = None) -> None:
+    model = lab.model("Llama-3.1-8B", device="cpu", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if memtracker is not None:
+        memtracker.track_external(model, optimizer)
+    with memtracker or contextlib.nullcontext():
+        tokens = torch.zeros(1, 4096, dtype=torch.long)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def timed(function, *args) -> float:
+    started = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--skip-memtracker", action="store_true", help="it takes a minute or more")
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"tracking a real CPU step: {real_step_overhead():.2f} × the untracked step")
+
+    print("\none training step of Llama-3.1-8B, bf16, 1 × 4096 tokens, AdamW, fake tensors")
+    with fake_tensors(as_cuda=True):
+        print(f"  untracked        {timed(big_step):6.1f} s")
+    with fake_tensors(as_cuda=True), track(work=True) as tracker:
+        seconds = timed(big_step)
+    trace = tracker.trace()
+    print(f"  labkit's tracker {seconds:6.1f} s   peak {format_bytes(trace.peak_bytes)}, "
+          f"{len(trace.events)} events, {trace.flops:.3e} FLOPs")  # fmt: skip
+    if not options.skip_memtracker:
+        memtracker = MemTracker()
+        with fake_tensors(as_cuda=True):
+            seconds = timed(big_step, memtracker)
+        peak = sum(
+            snapshot["Total"] for snapshot in memtracker.get_tracker_snapshot("peak").values()
+        )
+        print(f"  MemTracker       {seconds:6.1f} s   peak {format_bytes(peak)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""labkit: predict, measure and understand the GPU memory of a training step.
+
+    import labkit as lab
+
+    def experiment(device, batch_size=8):
+        model = lab.model("SmolLM2-135M", device=device)
+        ...
+        yield loss
+
+    run = lab.run(experiment, batch_size=8)   # measured on a GPU, else simulated for a T4
+    lab.bars([run])
+
+Everything public is listed in ``__all__``; a name loads its module, and that module's libraries,
+when it is first used.
+"""
+
+import importlib
+from typing import Any
+
+# These two functions have the names of their modules: bound here, so that importing the module
+# later cannot put itself in the function's place.
+from labkit.measure import measure
+from labkit.simulate import simulate
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "labkit.worlds": ("run", "sweep"),
+    "labkit.tracker": ("SimulatedOutOfMemory", "track"),
+    "labkit.memory": (
+        "Category", "InputError", "OutOfMemory", "Phase", "Run", "Trace", "format_bytes",
+    ),
+    "labkit.hardware": (
+        "cuda_memory", "free_memory", "gpu", "gpus", "machine", "pretend", "read_snapshot",
+    ),
+    "labkit.models": (
+        "PRECISIONS", "autocast", "batches", "checkpointing", "corpus", "dtype_of", "model",
+        "model_info", "pretrained",
+    ),
+    "labkit.claims": ("claim", "expect"),
+    "labkit.exercises": ("exercise",),
+    "labkit.session": ("recorded", "result", "start"),
+    "labkit.show.plots": ("bars", "lines", "table", "timeline"),
+    "labkit.show.widgets": ("explore", "predict"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["measure", "simulate", *sorted(_MODULE_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

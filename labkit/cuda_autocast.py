@@ -1,0 +1,71 @@
+"""CUDA's autocast rules for tensors on the CPU, so that a simulation casts what a GPU would.
+
+Autocast runs products in half precision on every device, but which operators it runs in float32
+differs: CUDA's list holds normalisations, softmax, losses, powers and sums, the CPU's hardly any.
+Each float32 result is a tensor of twice the bytes, often one that autograd keeps.
+
+Source of the list: PyTorch's "Autocast Op Reference", section "CUDA Ops that can autocast to
+float32" (https://docs.pytorch.org/docs/stable/amp.html).
+
+Limits: CUDA's rule that some operators promote to the widest input type is left to ordinary type
+promotion, which gives the same for tensors of one type.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# Names of operators in the `aten` namespace; every overload that takes a tensor is meant.
+FLOAT32 = (
+    "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh",
+    "cosine_embedding_loss", "cosine_similarity", "cumprod", "cumsum", "dist", "erfinv", "exp",
+    "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss", "layer_norm", "log",
+    "log10", "log1p", "log2", "log_softmax", "margin_ranking_loss", "mse_loss",
+    "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "nll_loss2d", "norm", "pdist",
+    "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rms_norm", "rsqrt", "sinh",
+    "smooth_l1_loss", "soft_margin_loss", "softmax", "softplus", "sum", "tan",
+    "triplet_margin_loss",
+)  # fmt: skip
+_HALVES = (torch.float16, torch.bfloat16)
+_WITHOUT = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+@contextmanager
+def cuda_autocast_rules() -> Iterator[None]:
+    """Inside, ``torch.autocast("cpu")`` runs in float32 what ``torch.autocast("cuda")`` would."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some of them replace the CPU's own entry
+            for name in FLOAT32:
+                packet = getattr(torch.ops.aten, name)
+                for overload in packet.overloads():
+                    if overload in ("out", "dimname_out") or "out" in overload.split("_"):
+                        continue
+                    operator = getattr(packet, overload)
+                    library.impl(operator._name.removeprefix("aten::"), _in_float32(operator),
+                                 "AutocastCPU")  # fmt: skip
+        yield
+    finally:
+        library._destroy()
+
+
+def _in_float32(operator: Any) -> Callable:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
+            args = tuple(_widen(value) for value in args)
+            kwargs = {name: _widen(value) for name, value in kwargs.items()}
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in _HALVES:
+        return value.float()
+    if isinstance(value, list):
+        return [_widen(item) for item in value]
+    return value

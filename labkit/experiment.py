@@ -1,0 +1,179 @@
+"""What measuring and simulating share: checking an experiment's arguments, and stepping it.
+
+An experiment is a generator function. Its first parameter is the device; it builds everything it
+needs and yields the loss once per training step:
+
+    def experiment(device, batch_size=8, precision="fp32"):
+        model = ...
+        for batch in batches:
+            ...
+            yield loss
+
+Because every tensor is local to the generator, closing it frees them all.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from labkit.memory import InputError, Mark, OutOfMemory, Phase, Trace, one_of, positive_int
+from labkit.tracker import SimulatedOutOfMemory, Tracker
+
+Experiment = Callable[..., Iterator[torch.Tensor]]
+
+# Parameters with these names count something, in any experiment.
+COUNTS = ("batch_size", "seq_len", "steps", "layers", "accumulate", "segments", "rank")
+PRECISIONS = ("fp32", "amp-fp16", "amp-bf16", "bf16")
+
+
+def check_arguments(
+    experiment: Any, parameters: Mapping[str, Any], *, steps: int | None = None
+) -> dict[str, Any]:
+    """The arguments to call with, or a refusal before anything is built.
+
+    An experiment that takes ``steps`` is told how many will be asked of it.
+
+    Raises:
+        InputError: not a generator function, an argument it does not take, a count that is not a
+            positive whole number, or an unknown precision.
+    """
+    if not inspect.isgeneratorfunction(experiment):
+        raise InputError(
+            f"an experiment is a generator function that yields the loss once per step; "
+            f"{getattr(experiment, '__name__', experiment)!r} is not one"
+        )
+    accepted = inspect.signature(experiment).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    names = list(accepted)[1:]
+    for name, value in parameters.items():
+        if not anything:
+            one_of(name, names, f"argument of {experiment.__name__}")
+        if name in COUNTS and value is not None:
+            positive_int(value, name)
+        if name == "precision":
+            one_of(value, PRECISIONS, "precision")
+    if steps is not None and "steps" in names:
+        return {"steps": steps, **parameters}
+    return dict(parameters)
+
+
+def plain_parameters(experiment: Experiment, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as plain values, defaults included, for the record of the run."""
+    bound = inspect.signature(experiment).bind_partial(None, **parameters)
+    bound.apply_defaults()
+    plain = {}
+    for name, value in list(bound.arguments.items())[1:]:
+        if isinstance(value, str | int | float | bool | None):
+            plain[name] = value
+        else:
+            plain[name] = getattr(value, "__name__", None) or str(value)
+    return plain
+
+
+class Steps:
+    """Steps an experiment, marks the tracker at each boundary, and counts its work per step."""
+
+    def __init__(
+        self, experiment: Experiment, device: torch.device, parameters: Mapping[str, Any]
+    ) -> None:
+        self.generator = experiment(device, **parameters)
+        self.done = 0
+        self.bounds: list[int] = []  # event index at the end of each tracked step
+        self.work: list[tuple[int, int]] = [(0, 0)]  # flops and bytes moved so far, likewise
+
+    def take(self, count: int, tracker: Tracker | None = None) -> Iterator[torch.Tensor]:
+        """Up to ``count`` further steps.
+
+        Raises:
+            InputError: the experiment yielded something that is not a loss.
+        """
+        for _ in range(count):
+            try:
+                loss = next(self.generator)
+            except StopIteration:
+                return
+            if isinstance(loss, (int, float)):
+                loss = torch.tensor(float(loss), device="cpu")
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise InputError(
+                    "an experiment yields the loss, a tensor with one element, once per step; "
+                    f"this one yielded {type(loss).__name__}"
+                )
+            self.done += 1
+            if tracker is not None:
+                self.bounds.append(tracker.events)
+                self.work.append(tracker.work_done())
+            yield loss
+
+    def closing(self) -> Any:
+        """A context that frees what the experiment holds."""
+        return closing(self.generator)
+
+    def trace(self, tracker: Tracker) -> Trace:
+        """The trace with a mark where each step begins: the first where setting up ended."""
+        trace = tracker.trace()
+        first = next(
+            (i for i, event in enumerate(trace.events) if event.phase is not Phase.SETUP), 0
+        )
+        starts = [first, *self.bounds[:-1]] if self.bounds else []
+        marks = tuple(Mark(at, f"step {n}") for n, at in enumerate(starts, start=1))
+        return Trace(trace.device, trace.storages, trace.events, marks, trace.work)
+
+    def work_per_step(self) -> tuple[int | None, int | None]:
+        """Floating-point operations and bytes moved by the last tracked step."""
+        if len(self.work) < 2 or not any(self.work[-1]):
+            return None, None
+        (flops_before, moved_before), (flops, moved) = self.work[-2:]
+        return flops - flops_before, moved - moved_before
+
+
+def describe_oom(
+    error: BaseException, tracker: Tracker | None, *, step: int, capacity_bytes: int | None,
+    live_bytes: int | None = None,
+) -> OutOfMemory:  # fmt: skip
+    """The record of an out-of-memory error, as precise as what was watching allows.
+
+    ``live_bytes`` is the allocator's figure where there is one; what the tracker does not know
+    of it is unattributed.
+    """
+    failure = tracker.failure if tracker is not None else None
+    categories = dict(failure.by_category) if failure else {}
+    tracked_bytes = sum(categories.values())
+    live_bytes = max(tracked_bytes, live_bytes or 0)
+    if live_bytes > tracked_bytes:
+        categories["unattributed"] = live_bytes - tracked_bytes
+    return OutOfMemory(
+        requested_bytes=requested_bytes(error),
+        live_bytes=live_bytes,
+        capacity_bytes=capacity_bytes,
+        by_category={str(key): value for key, value in categories.items()},
+        step=step,
+        phase=str(failure.phase) if failure else "",
+        module=failure.module if failure else "",
+        operator=failure.operator if failure else "",
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch's own class, and the plain RuntimeErrors by which drivers and the CPU say it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text
+    )
+
+
+def requested_bytes(error: BaseException) -> int:
+    """What the failed request asked for, 0 where the message does not say."""
+    if isinstance(error, SimulatedOutOfMemory):
+        return error.requested_bytes
+    words = str(error).partition("ried to allocate ")[2].split()[:2]
+    units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    try:
+        return int(float(words[0]) * units[words[1].rstrip(".,")])
+    except (IndexError, KeyError, ValueError):
+        return 0  # another wording: the caller shows "more memory" instead of a number

@@ -1,0 +1,78 @@
+"""run() and sweep(): the same experiment in whichever world this machine has.
+
+Limits: a sweep runs one setting after another in this process; it is as slow as their sum.
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from labkit import hardware
+from labkit.experiment import Experiment, check_arguments
+from labkit.measure import measure
+from labkit.memory import InputError, Run
+from labkit.simulate import simulate
+
+DEFAULT_GPU = "t4"  # what most people can have for nothing
+
+
+def run(
+    experiment: Experiment, *, gpu: str | None = None, steps: int | None = None, **parameters: Any
+) -> Run:
+    """Measure where there is a GPU that PyTorch can measure, else simulate for ``gpu``.
+
+    Args:
+        experiment: generator function ``experiment(device, ...)`` yielding the loss per step.
+        gpu: what to stand in for where nothing can be measured; by default the pretended GPU,
+            else a T4. Ignored (but checked) where there is a real one.
+        steps: training steps; by default what `measure` or `simulate` takes.
+        **parameters: the experiment's own arguments.
+
+    Raises:
+        InputError: as `measure` and `simulate` do.
+    """
+    options = parameters if steps is None else {"steps": steps, **parameters}
+    if gpu is not None:
+        hardware.gpu(gpu)
+    if hardware.machine().can_measure:
+        return measure(experiment, **options)
+    if gpu is None and hardware.pretended() is None and hardware.current_budget_bytes() is None:
+        gpu = DEFAULT_GPU
+    return simulate(experiment, gpu=gpu, **options)
+
+
+def sweep(
+    experiment: Experiment, *, gpu: str | None = None, progress: bool = True, **settings: Any
+) -> list[Run]:
+    """`run` every combination of the settings that are lists, in order.
+
+    Args:
+        gpu: as for `run`.
+        progress: show a progress bar.
+        **settings: each argument either one value or a list of values.
+
+    Returns:
+        One run per combination, the last list varying fastest. A setting that runs out of memory
+        is a run like the others, with ``oom`` set.
+
+    Raises:
+        InputError: an empty list, or as `run`.
+    """
+    from tqdm.auto import tqdm
+
+    names = list(settings)
+    lists = [_as_list(name, value) for name, value in settings.items()]
+    combinations = [dict(zip(names, values, strict=True)) for values in itertools.product(*lists)]
+    for combination in combinations:  # all of them, before the first takes its time
+        check_arguments(experiment, {k: v for k, v in combination.items() if k != "steps"})
+    bar = tqdm(combinations, disable=not progress, leave=False, desc=experiment.__name__)
+    return [run(experiment, gpu=gpu, **combination) for combination in bar]
+
+
+def _as_list(name: str, value: Any) -> list[Any]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return [value]
+    values = list(value)
+    if not values:
+        raise InputError(f"{name} is an empty list: there is nothing to run")
+    return values

@@ -1,0 +1,263 @@
+"""What the tracker sees, what it must not change, and what it leaves behind."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from labkit.memory import MIB, Category, Phase
+from labkit.simulate import fake_tensors
+from labkit.tracker import SimulatedOutOfMemory, track
+
+MEGA = 1 << 18  # float32 numbers in a MiB
+
+
+def peak(tracker):
+    return tracker.trace().peak()
+
+
+def test_a_view_counts_once_and_keeps_its_storage_alive():
+    with track() as tracker:
+        whole = torch.zeros(MEGA)
+        part = whole[:10].view(2, 5)
+        del whole
+        gc.collect()
+        assert tracker.live_bytes["cpu"] == MIB
+        del part
+        assert tracker.live_bytes["cpu"] == 0
+    assert tracker.trace().peak_bytes == MIB
+
+
+def test_resizing_a_storage_is_seen():
+    with track() as tracker:
+        tensor = torch.zeros(MEGA)
+        tensor.untyped_storage().resize_(0)
+        assert tracker.live_bytes["cpu"] == 0
+        tensor.untyped_storage().resize_(2 * MIB)
+        assert tracker.live_bytes["cpu"] == 2 * MIB
+    del tensor
+    assert [event.change_bytes for event in tracker.trace().events] == [MIB, -MIB, 2 * MIB]
+
+
+def test_meta_tensors_hold_nothing():
+    with track() as tracker:
+        torch.zeros(MEGA, device="meta")
+    assert tracker.trace().events == ()
+
+
+def test_tied_weights_count_once():
+    with track() as tracker:
+        first, second = nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)
+        second.weight = first.weight
+        second(first(torch.zeros(1, 512))).sum().backward()
+        live = tracker.live_by_category()
+    assert live[Category.WEIGHTS] == live[Category.GRADIENTS] == MIB
+
+
+def test_frozen_parameters_are_weights_without_gradients():
+    with track() as tracker:
+        model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+        model[0].requires_grad_(False)
+        model(torch.zeros(1, 512)).sum().backward()
+        live = tracker.live_by_category()
+    assert live[Category.WEIGHTS] == 2 * live[Category.GRADIENTS]
+
+
+def test_what_is_saved_for_backward_is_an_activation():
+    with track() as tracker:
+        layer = nn.Linear(64, 64)
+        x = torch.zeros(4096, 64)  # saved by the layer, for its weight's gradient
+        y = layer(x).relu()  # saved by relu, its own result
+        noise = torch.zeros(4096, 64)  # saved by nobody
+        live = tracker.live_by_category()
+    assert live[Category.ACTIVATIONS] == 2 * MIB
+    assert live[Category.TEMPORARY] == MIB
+    del x, y, noise
+
+
+def test_recomputed_activations_are_activations_too():
+    def layer(x):
+        return F.relu(x * 2).sin().cos()
+
+    with track() as tracker:
+        x = torch.zeros(MEGA, requires_grad=True)
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    # relu's result, sin's and cos's inputs: all three live again at once, beside x.
+    assert peak(tracker).by_category[Category.ACTIVATIONS] >= 3 * MIB
+    operators = {s.operator for s in tracker.trace().storages if s.category == "activations"}
+    assert {"relu", "sin"} <= operators
+
+
+def test_saving_on_the_cpu_keeps_working():
+    with track() as tracker, torch.autograd.graph.save_on_cpu():
+        x = torch.randn(MEGA, requires_grad=True)
+        x.sin().sum().backward()
+    assert torch.equal(x.grad, x.detach().cos())
+    assert Category.ACTIVATIONS in peak(tracker).by_category
+
+
+def test_phases_modules_and_names():
+    with track() as tracker:
+        model = nn.Sequential(nn.Linear(32, 32), nn.ReLU())
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(8, 32)).sum().backward()
+        optimizer.step()
+    storages = tracker.trace().storages
+    phases = {storage.phase for storage in storages}
+    assert phases >= {Phase.SETUP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    assert any(s.module == "0" and s.operator == "addmm" for s in storages)
+    names = {s.name for s in storages if s.category is Category.GRADIENTS}
+    assert names == {"0.weight", "0.bias"}
+
+
+def test_two_models_do_not_share_names():
+    with track() as tracker:
+        a, b = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
+        b(a(torch.zeros(1, 8)))
+    names = {s.name for s in tracker.trace().storages if s.category is Category.WEIGHTS}
+    assert names == {"0.weight", "0.bias", "Sequential.0.weight", "Sequential.0.bias"}
+
+
+def test_parameters_outside_any_module_are_found_through_the_optimizer():
+    with track() as tracker:
+        weight = torch.zeros(MEGA, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        (weight * 2).sum().backward()
+        optimizer.step()
+        live = tracker.live_by_category()
+    assert live[Category.WEIGHTS] == live[Category.GRADIENTS] == MIB
+
+
+@pytest.mark.parametrize("inplace_target", ["input", "result"])
+def test_autograd_still_refuses_a_changed_tensor(inplace_target):
+    """Saved-tensor hooks turn this check off; the tracker must put it back."""
+    with track():
+        x = torch.randn(8, requires_grad=True)
+        hidden = x * 1.0
+        result = hidden.exp() if inplace_target == "result" else hidden.pow(2)
+        (result if inplace_target == "result" else hidden).add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+
+def test_a_legal_in_place_operation_stays_legal():
+    with track():
+        x = torch.randn(8, requires_grad=True)
+        F.relu((x * 2).add_(1), inplace=True).sum().backward()
+    assert x.grad is not None
+
+
+def test_gradients_are_the_same_to_the_bit_with_and_without():
+    def gradients(context):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+        with context:
+            F.cross_entropy(model(torch.randn(16, 64)), torch.arange(16) % 8).backward()
+        return [p.grad for p in model.parameters()]
+
+    plain = gradients(torch.enable_grad())
+    assert all(map(torch.equal, plain, gradients(track())))
+
+
+def test_a_forward_without_backward_leaks_nothing():
+    with track() as tracker:
+        for _ in range(5):
+            x = torch.zeros(MEGA, requires_grad=True)
+            y = x.exp()
+            del x, y
+        assert tracker.live_bytes["cpu"] == 0
+
+
+def test_the_budget_raises_before_and_frees_after():
+    with track(budget_bytes=4 * MIB) as tracker:
+        held = torch.zeros(3 * MEGA)
+        with pytest.raises(SimulatedOutOfMemory, match=r"Tried to allocate 2\.00 MiB") as caught:
+            torch.zeros(2 * MEGA)
+        assert caught.value.requested_bytes == 2 * MIB
+        assert isinstance(caught.value, torch.OutOfMemoryError)
+        assert tracker.failure.operator == "zeros"
+        assert tracker.live_bytes["cpu"] == 3 * MIB
+        torch.zeros(MEGA)  # what still fits, fits
+    assert tracker.trace().peak_bytes == 4 * MIB
+    del held
+
+
+def test_everything_is_unhooked_afterwards():
+    layer = nn.Linear(8, 8)
+    before = torch.UntypedStorage.resize_, torch.autograd.graph.saved_tensors_hooks.__enter__
+    tracker = track()
+
+    def failing():
+        with tracker:
+            layer(torch.zeros(1, 8)).sum().backward()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    events = tracker.events
+    layer(torch.zeros(1, 8)).sum().backward()
+    gc.collect()
+    assert tracker.events == events
+    after = torch.UntypedStorage.resize_, torch.autograd.graph.saved_tensors_hooks.__enter__
+    assert after == before
+    assert not layer.weight._post_accumulate_grad_hooks
+
+
+def test_a_failing_forward_unwinds_the_module_path():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ValueError("broken")
+
+    with track() as tracker:
+        with pytest.raises(ValueError, match="broken"):
+            nn.Sequential(nn.Linear(4, 4), Broken())(torch.zeros(1, 4))
+        assert tracker.module_path == ""
+
+
+def test_flops_are_pytorchs_own():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = nn.Sequential(nn.Linear(64, 128), nn.Conv1d(16, 16, 3), nn.Linear(126, 8))
+    x = torch.randn(4, 16, 64)
+    with FlopCounterMode(display=False) as truth:
+        model(x).sum().backward()
+    with track(work=True) as tracker:
+        model(x).sum().backward()
+    assert tracker.trace().flops == truth.get_total_flops() > 0
+
+
+def test_wrapper_subclasses_count_what_they_hold():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with track() as tracker:
+        both = TwoTensor(torch.zeros(MEGA), torch.zeros(MEGA))
+        result = both + 1
+        assert tracker.live_bytes["cpu"] == 4 * MIB
+    del both, result
+
+
+def test_fake_tensors_are_tracked_like_real_ones():
+    def work():
+        model = nn.Linear(256, 256)
+        model(torch.randn(128, 256)).square().mean().backward()
+        return model
+
+    with track() as real:
+        work()
+    with fake_tensors(as_cuda=False), track() as fake:
+        work()
+    strip = [(e.change_bytes, e.phase) for e in real.trace().events]
+    assert strip == [(e.change_bytes, e.phase) for e in fake.trace().events]
+
+
+def test_steps_split_the_trace():
+    with track() as tracker:
+        for step in (1, 2):
+            tracker.mark(f"step {step}")
+            torch.zeros(step * MEGA)
+    trace = tracker.trace()
+    peaks = [trace.peak(start=a, stop=b).total_bytes for a, b in trace.steps()]
+    assert peaks == [MIB, 2 * MIB]

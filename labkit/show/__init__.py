@@ -1,0 +1,1 @@
+"""What people see: cards, figures and widgets."""

@@ -1,0 +1,215 @@
+"""Execute lessons and check them: ``run`` is what `labkit run` and `make course` do.
+
+Each lesson runs in a process and a kernel of its own, always with this Python. Into the output
+folder goes, per lesson: ``NAME.ipynb`` once it passed, else ``NAME.failed.ipynb`` with
+everything up to the failure; ``NAME.json``, the outcome, written atomically when the lesson
+ends, which is what resuming and reporting read; ``NAME.log`` where something was logged.
+
+Limits: cells that share state through files outside the notebook are not seen by the
+fingerprint that decides whether a lesson may be skipped. Two runs at a time need two folders.
+"""
+
+import importlib.util
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from labkit.check import check_notebook
+from labkit.kernel import Job, Stopped, execute, kernel_environment
+from labkit.lessons import Lesson, check_parameters, declared_parameters, read_notebook, title_of
+from labkit.memory import InputError
+from labkit.outcomes import Outcome, environment_hash, fingerprint, read_outcome, store
+
+
+@dataclass(frozen=True)
+class Course:
+    """What ``run`` did: one outcome per lesson, in order."""
+
+    outcomes: tuple[Outcome, ...]
+    folder: Path
+    interrupted: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return all(outcome.passed for outcome in self.outcomes)
+
+
+def run(
+    lessons: Sequence[Lesson],
+    *,
+    folder: Path,
+    parameters: Sequence[tuple[str, str]] = (),
+    jobs: int = 1,
+    resume: bool = False,
+    timeout_seconds: float = 600,
+    progress: bool = True,
+    on_done: Callable[[Outcome], None] | None = None,
+) -> Course:
+    """Execute and check ``lessons``; a lesson that fails does not stop the others.
+
+    Args:
+        lessons: from ``lessons.find``.
+        folder: where outcomes and executed notebooks go; created if need be.
+        parameters: ``(name, text)`` pairs, set in every lesson.
+        jobs: how many lessons at a time.
+        resume: skip lessons that passed before with the same source, parameters, environment.
+        timeout_seconds: limit per lesson.
+        progress: a bar per lesson, on a terminal.
+        on_done: called in the main thread with each outcome of this call, as soon as it is there.
+
+    Ctrl-C stops the kernels and returns what there is, with ``interrupted`` set.
+
+    Raises:
+        InputError: a notebook cannot be read, a parameter is unknown or unfit, or the folder
+            cannot be written.
+    """
+    for package in ("papermill", "nbconvert", "ipykernel"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"{package} is not installed, and lessons cannot be executed without it; "
+                "pip install 'gpu-memory-lab[notebooks]' brings it"
+            )
+    environment = environment_hash()
+    queue = [_job(lesson, parameters, environment, folder, timeout_seconds) for lesson in lessons]
+    prepare_folder(folder)
+    done: dict[str, Outcome] = {}
+    todo = []
+    for job in queue:
+        earlier = _still_valid(job) if resume else None
+        if earlier is None:
+            todo.append(job)
+        else:
+            done[job.lesson.name] = earlier
+            if on_done:
+                on_done(earlier)
+    interrupted = _run_all(todo, jobs, progress, done, on_done)
+    outcomes = tuple(
+        done.get(job.lesson.name)
+        or Outcome(job.lesson.number, job.lesson.name, job.title, "not started")
+        for job in queue
+    )
+    return Course(outcomes, folder, interrupted)
+
+
+def _job(
+    lesson: Lesson,
+    pairs: Sequence[tuple[str, str]],
+    environment: str,
+    folder: Path,
+    timeout_seconds: float,
+) -> Job:
+    notebook = read_notebook(lesson.path)
+    name = lesson.number or lesson.name
+    parameters = check_parameters(pairs, declared_parameters(notebook), name)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    return Job(
+        lesson=lesson,
+        title=title_of(notebook, lesson),
+        cells=len(cells),
+        parameters=parameters,
+        fingerprint=fingerprint(notebook, parameters, environment),
+        folder=folder,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _run_all(
+    todo: Sequence[Job],
+    jobs: int,
+    progress: bool,
+    done: dict[str, Outcome],
+    on_done: Callable[[Outcome], None] | None,
+) -> bool:
+    """Fill ``done``; whether Ctrl-C ended it."""
+    stop = threading.Event()
+    interrupted = False
+    with kernel_environment() as environment, ThreadPoolExecutor(max_workers=jobs) as pool:
+        waiting: dict[Future[Outcome], Job] = {
+            pool.submit(_run_one, job, environment, stop, progress): job for job in todo
+        }
+        pending = set(waiting)
+        while pending:
+            try:
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    outcome = future.result()
+                    done[outcome.name] = outcome
+                    if on_done and outcome.status in ("passed", "failed"):
+                        on_done(outcome)
+            except KeyboardInterrupt:
+                interrupted = True
+                stop.set()
+            except BaseException:
+                stop.set()
+                raise
+    for future in waiting:  # Ctrl-C may have come between an outcome and its entry
+        done.setdefault(future.result().name, future.result())
+    return interrupted
+
+
+def _run_one(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, progress: bool
+) -> Outcome:
+    """Execute, check, and store the outcome. Never raises for what a lesson does."""
+    outcome = Outcome(
+        job.lesson.number, job.lesson.name, job.title, "not started", fingerprint=job.fingerprint
+    )
+    if stop.is_set():
+        return outcome
+    started = time.monotonic()
+    partial = job.folder / f"{job.lesson.name}.partial.ipynb"
+    try:
+        failure = execute(job, partial, environment, stop, progress)
+    except Stopped:
+        name = partial.name if partial.exists() else ""
+        return replace(outcome, status="interrupted", notebook=name)
+    problems = [failure] if failure else []
+    try:
+        problems += check_notebook(read_notebook(partial), lesson=job.lesson.number)
+    except InputError as error:
+        problems.append(str(error))
+    outcome = replace(
+        outcome,
+        status="failed" if problems else "passed",
+        problems=tuple(problems),
+        seconds=round(time.monotonic() - started, 2),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return store(outcome, partial, job.folder)
+
+
+def _still_valid(job: Job) -> Outcome | None:
+    """The earlier outcome, if it passed with the same fingerprint and its notebook still does."""
+    try:
+        outcome = read_outcome(job.folder / f"{job.lesson.name}.json")
+        if not outcome.passed or outcome.fingerprint != job.fingerprint:
+            return None
+        notebook = read_notebook(job.folder / outcome.notebook)
+        if check_notebook(notebook, lesson=job.lesson.number):
+            return None
+    except InputError:
+        return None  # missing or damaged: then it is executed again
+    return replace(outcome, reused=True)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make ``folder`` and try to write in it.
+
+    Raises:
+        InputError: that does not work.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * 4096)
+    except OSError as error:
+        usual = Path(tempfile.gettempdir(), "labkit")
+        raise InputError(
+            f"cannot write to the folder {folder}: {error.strerror or error}. "
+            f"--out takes a folder that can be created and written, for example {usual}"
+        ) from error

@@ -1,0 +1,151 @@
+"""How a lesson went, on disk: ``NAME.json`` beside the executed notebook.
+
+An outcome is written atomically when its lesson ends; resuming and reporting read it. Its
+fingerprint says what it depended on. Limits: files that a lesson reads beyond its own cells,
+labkit and the recorded results are not part of the fingerprint.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.check import result_of
+from labkit.lessons import read_notebook
+from labkit.memory import InputError
+from labkit.results import Result, result_folders, write_atomic
+
+PACKAGE = Path(__file__).resolve().parent
+STATUSES = ("passed", "failed", "interrupted", "not started")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one lesson went.
+
+    Attributes:
+        number, name, title: of the lesson; the number is "" for a notebook without one.
+        status: ``passed``, ``failed``, ``interrupted`` or ``not started``.
+        problems: what is wrong, one sentence each; empty if it passed.
+        seconds: from the start of its process to the end of the check.
+        fingerprint: of source, parameters and environment.
+        notebook: file name in the output folder; "" if there is none.
+        date: when it ended, ISO 8601, UTC.
+        reused: it was not executed now, an earlier run's outcome still holds.
+    """
+
+    number: str
+    name: str
+    title: str
+    status: str
+    problems: tuple[str, ...] = ()
+    seconds: float = 0.0
+    fingerprint: str = ""
+    notebook: str = ""
+    date: str = ""
+    reused: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "passed"
+
+
+def store(outcome: Outcome, partial: Path, folder: Path) -> Outcome:
+    """Give the notebook its name and write the outcome beside it."""
+    passed, failed = folder / f"{outcome.name}.ipynb", folder / f"{outcome.name}.failed.ipynb"
+    target = passed if outcome.passed else failed
+    try:
+        if partial.exists():
+            os.replace(partial, target)
+            outcome = replace(outcome, notebook=target.name)
+        (failed if outcome.passed else passed).unlink(missing_ok=True)
+        text = json.dumps(asdict(outcome), indent=1) + "\n"
+        write_atomic(folder / f"{outcome.name}.json", text)
+    except OSError as error:
+        problem = f"its outcome could not be stored in {folder}: {error.strerror or error}"
+        return replace(outcome, status="failed", problems=(*outcome.problems, problem))
+    return outcome
+
+
+def environment_hash() -> str:
+    """Of everything outside a notebook that its outputs depend on.
+
+    That is: labkit's files, recorded results, the versions of Python and of all installed
+    packages, the machine, and the variables that choose its GPUs and their allocator.
+    """
+    from labkit.hardware import machine
+
+    here = machine()
+    digest = hashlib.sha256()
+    files = [p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".toml") and p.is_file()]
+    for folder in result_folders():
+        files += folder.rglob("*.json")
+    for path in sorted(files):
+        digest.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
+    packages = {f"{d.name}=={d.version}" for d in importlib.metadata.distributions()}
+    variables = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    rest = [sys.version, here.kind, here.name, *sorted(packages), *map(os.environ.get, variables)]
+    digest.update(json.dumps(rest).encode())
+    return digest.hexdigest()
+
+
+def fingerprint(notebook: Any, parameters: Mapping[str, Any], environment: str) -> str:
+    """Of what decides a lesson's outcome: its cells without outputs, parameters, environment."""
+    cells = [[c.cell_type, c.source, c.metadata.get("tags", [])] for c in notebook.cells]
+    text = json.dumps([cells, dict(parameters), environment], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_outcome(path: Path) -> Outcome:
+    """The outcome stored at ``path``.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    try:
+        outcome = Outcome(**json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is not an outcome we can read: {error}") from error
+    names = (outcome.number, outcome.name, outcome.title, outcome.notebook, outcome.date)
+    sound = (
+        all(isinstance(text, str) for text in names)
+        and outcome.status in STATUSES
+        and isinstance(outcome.problems, list)
+        and all(isinstance(problem, str) for problem in outcome.problems)
+        and isinstance(outcome.seconds, int | float)
+        and Path(outcome.notebook).name == outcome.notebook  # never outside the folder
+    )
+    if not sound:
+        raise InputError(f"{path} is not an outcome we can read: a field is of the wrong kind")
+    return replace(outcome, problems=tuple(outcome.problems))
+
+
+def read_outcomes(folder: Path) -> list[Outcome]:
+    """All outcomes stored in ``folder``, by name.
+
+    Raises:
+        InputError: there is no such folder, nothing in it, or an outcome is damaged.
+    """
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; `labkit run --out {folder}` makes it")
+    outcomes = [read_outcome(path) for path in sorted(folder.glob("*.json"))]
+    if not outcomes:
+        raise InputError(f"{folder} holds no outcomes; `labkit run --out {folder}` makes them")
+    return outcomes
+
+
+def stored_result(outcome: Outcome, folder: Path) -> Result | None:
+    """The result in an outcome's notebook; None if it has none that can be read."""
+    if not outcome.notebook:
+        return None
+    try:
+        return result_of(read_notebook(folder / outcome.notebook))
+    except InputError:
+        return None  # the outcome's problems already say so

@@ -1,0 +1,91 @@
+"""Executes one notebook, in a process of its own: ``python -P worker.py < job.json``.
+
+Reads a job (JSON) from standard input and writes one JSON object a line to standard output:
+``{"cell": 3}`` as code cell 3 begins, at last ``{"failure": null}`` or a sentence. The caller
+may kill it, and its kernel, at any time; the notebook on disk then holds the cells so far.
+
+Limits: the time limit is for the whole notebook, kernel start included. It stops the kernel
+between messages, so a lesson may run about a second longer.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Execute the job on standard input."""
+    job = json.load(sys.stdin)
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # nothing else may write into the channel, the kernel least of all
+
+    def tell(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    tell({"failure": execute(job, tell)})
+
+
+def execute(job: dict[str, Any], tell: Any) -> str | None:
+    """Run papermill on the job; a sentence if something stopped it that the notebook won't show.
+
+    An exception in a cell is in the notebook, so that gives None, as success does. ``job`` holds
+    ``source``, ``target`` and ``folder`` (paths), ``parameters`` (object), ``timeout_seconds``.
+    """
+    import papermill
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from papermill.exceptions import PapermillExecutionError
+
+    deadline = time.monotonic() + job["timeout_seconds"]
+    running = {"cell": "the first cell"}
+
+    def on_cell_start(cell: Any, cell_index: int) -> None:
+        running["cell"] = f"cell {cell_index + 1} ({cell.get('id', 'no id')})"
+        tell({"cell": cell_index})
+
+    try:
+        papermill.execute_notebook(
+            _literal(job["source"]),
+            _literal(job["target"]),
+            parameters=job["parameters"],
+            cwd=job["folder"],
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            start_timeout=max(1, min(60, int(job["timeout_seconds"]))),
+            timeout_func=lambda cell: max(0.01, deadline - time.monotonic()),
+            on_cell_start=on_cell_start,
+        )
+    except PapermillExecutionError:
+        return None
+    except CellTimeoutError:
+        return (
+            f"stopped in {running['cell']} after {job['timeout_seconds']:g} seconds, the time "
+            "limit (--timeout raises it)"
+        )
+    except DeadKernelError:
+        return (
+            f"the kernel died in {running['cell']}: it crashed, or the system stopped it, most "
+            "often because the computer's own memory ran out"
+        )
+    except OSError as error:
+        return f"{error.strerror or error} ({Path(job['target']).parent})"
+    except Exception as error:  # whatever papermill, nbclient or the kernel's start raise
+        return f"it could not be executed: {type(error).__name__}: {_first_line(str(error))}"
+    return None
+
+
+def _literal(path: str) -> str:
+    """papermill formats paths with the parameters; a brace in a folder's name must survive."""
+    return path.replace("{", "{{").replace("}", "}}")
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")[:300]
+
+
+if __name__ == "__main__":
+    main()

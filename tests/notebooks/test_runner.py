@@ -1,0 +1,224 @@
+"""`labkit run` on tiny notebooks: resuming, several at a time, Ctrl-C, full disks."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from lesson_files import write_lesson
+
+from labkit import claims, cli, kernel, notebooks, outcomes, worker
+from labkit.lessons import lesson_at
+
+
+def run(folder, *paths, **options):
+    lessons = [lesson_at(path) for path in paths]
+    return notebooks.run(lessons, folder=folder / "out", progress=False, **options)
+
+
+def test_parameters_reach_the_notebook_and_the_kernel_is_this_python(tmp_path):
+    path = write_lesson(tmp_path, "import sys\nprint(sys.executable, precision)")
+    course = run(tmp_path, path, parameters=[("precision", "fp32")])
+    assert course.passed, course.outcomes
+    text = (tmp_path / "out" / "06_saving.ipynb").read_text()
+    assert f"{sys.executable} fp32" in text
+
+
+def test_a_failing_lesson_does_not_stop_the_others_and_order_is_kept(tmp_path):
+    bad = write_lesson(tmp_path, "1 / 0", name="06_bad")
+    good = write_lesson(tmp_path, name="06_good")
+    course = run(tmp_path, bad, good, jobs=2)
+    assert [(o.name, o.status) for o in course.outcomes] == [
+        ("06_bad", "failed"),
+        ("06_good", "passed"),
+    ]
+    assert not course.passed
+
+
+def test_a_folder_with_braces_in_its_name(tmp_path):
+    folder = tmp_path / "a {b} c"
+    assert run(folder, write_lesson(folder)).passed
+
+
+def test_resume_skips_only_what_passed_and_has_not_changed(tmp_path):
+    lesson = write_lesson(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
+    count = lambda: len((tmp_path / "ran").read_text())  # noqa: E731
+    run(tmp_path, lesson)
+    assert run(tmp_path, lesson, resume=True).outcomes[0].reused
+    assert count() == 1
+    run(tmp_path, lesson)  # not asked to resume
+    assert count() == 2
+    run(tmp_path, lesson, resume=True, parameters=[("precision", "fp32")])  # a parameter
+    assert count() == 3
+    write_lesson(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'a').write('x')  # changed")
+    run(tmp_path, lesson, resume=True)  # the source
+    assert count() == 4
+    (tmp_path / "out" / "06_saving.ipynb").write_text("{}")  # the executed notebook is damaged
+    assert run(tmp_path, lesson, resume=True).passed
+    assert count() == 5
+    (tmp_path / "out" / "06_saving.json").write_text('{"name": "06_saving"')  # or the outcome
+    assert run(tmp_path, lesson, resume=True).passed
+    assert count() == 6
+
+
+def test_what_the_fingerprint_sees(tmp_path, monkeypatch):
+    before = outcomes.environment_hash()
+    assert outcomes.environment_hash() == before
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert outcomes.environment_hash() != before
+    monkeypatch.undo()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "06.json").write_text("{}")
+    monkeypatch.setattr(outcomes, "result_folders", lambda: [tmp_path])
+    assert outcomes.environment_hash() != before
+
+
+def test_a_failed_lesson_is_executed_again_by_resume(tmp_path):
+    marker = tmp_path / "fixed"
+    lesson = write_lesson(tmp_path, f"import os\nassert os.path.exists({str(marker)!r})")
+    assert not run(tmp_path, lesson, resume=True).passed
+    marker.touch()
+    course = run(tmp_path, lesson, resume=True)
+    assert course.passed
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.ipynb")) == ["06_saving.ipynb"]
+
+
+def test_processes_that_a_lesson_leaves_behind_are_stopped(tmp_path):
+    note = tmp_path / "pid"
+    source = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(note)!r}, 'w').write(str(child.pid))"
+    )
+    assert run(tmp_path, write_lesson(tmp_path, source, "print('one cell more')")).passed
+    assert gone(int(note.read_text()))
+
+
+def gone(pid, *, within_seconds=10):
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_worker_that_is_killed_is_one_failed_lesson(tmp_path):
+    source = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"
+    [outcome] = run(tmp_path, write_lesson(tmp_path, source)).outcomes
+    assert outcome.problems[0] == "its process ended with code -9 before it was finished"
+
+
+def test_a_kernel_that_ignores_its_time_limit_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel, "GRACE_SECONDS", 0)
+    source = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)"
+    [outcome] = run(tmp_path, write_lesson(tmp_path, source), timeout_seconds=4).outcomes
+    assert outcome.problems[0] == "stopped after 4 seconds: its kernel did not react"
+
+
+def test_ctrl_c_keeps_finished_lessons_and_resume_continues(tmp_path):
+    pid, marker = tmp_path / "pid", tmp_path / "go"
+    first = write_lesson(tmp_path, name="06_first")
+    second = write_lesson(
+        tmp_path,
+        f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+        f"while not os.path.exists({str(marker)!r}): time.sleep(0.1)",
+        name="06_second",
+    )
+    third = write_lesson(tmp_path, name="06_third")
+    command = [sys.executable, "-m", "labkit.cli", "run", first, second, third]
+    command += ["--out", tmp_path / "out"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parent.parent)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert gone(int(pid.read_text()))
+    rows = [re.split(r"\s{2,}", line)[:2] for line in output.splitlines()]
+    for name, status in (("first", "passed"), ("second", "interrupted"), ("third", "not started")):
+        assert [f"06_{name}", status] in rows
+    assert "--resume continues" in output
+    assert (tmp_path / "out" / "report.html").exists()
+
+    marker.touch()
+    lessons = [lesson_at(path) for path in (first, second, third)]
+    course = notebooks.run(lessons, folder=tmp_path / "out", resume=True, progress=False)
+    assert [(o.status, o.reused) for o in course.outcomes] == [
+        ("passed", True),
+        ("passed", False),
+        ("passed", False),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:the file is not specified with any extension")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_under_papermill_is_a_sentence(tmp_path):
+    lesson = write_lesson(tmp_path)
+    job = {"source": str(lesson), "target": "/dev/full", "folder": str(tmp_path)}
+    failure = worker.execute({**job, "parameters": {}, "timeout_seconds": 60}, lambda message: None)
+    assert failure == "No space left on device (/dev)"
+
+
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_fills_up_loses_nothing_that_was_finished(tmp_path, monkeypatch, capsys):
+    first = write_lesson(tmp_path, name="06_first")
+    second = write_lesson(tmp_path, name="06_second")
+    assert run(tmp_path, first).passed
+    kept = (tmp_path / "out" / "06_first.json").read_text()
+    monkeypatch.setattr(outcomes, "write_atomic", full)
+    [outcome] = run(tmp_path, second).outcomes
+    assert outcome.status == "failed"
+    assert "could not be stored" in outcome.problems[0]
+    assert "No space left on device" in outcome.problems[0]
+    assert (tmp_path / "out" / "06_first.json").read_text() == kept
+    monkeypatch.setattr("labkit.report.write_atomic", full)
+    assert cli.main(["report", "--out", str(tmp_path / "out")]) == 2
+    assert "labkit: No space left on device" in capsys.readouterr().err
+
+
+def test_the_command_line_prints_tables_and_the_report_and_can_write_it_again(tmp_path, capsys):
+    lesson, out = write_lesson(tmp_path), tmp_path / "out"
+    assert cli.main(["run", str(lesson), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^06_saving\s+passed\s+\d+\.\d$", printed, re.MULTILINE)
+    assert f"Report: {(out / 'report.html').resolve()}" in printed
+    assert json.loads((out / "06_saving.json").read_text())["status"] == "passed"
+    (out / "report.html").unlink()
+    assert cli.main(["report", "--out", str(out)]) == 0
+    assert (out / "report.html").exists()
+
+
+def test_start_claim_and_result_as_a_lesson_calls_them(tmp_path, capsys):
+    claim = next(c for c in claims.all_claims().values() if c.unit == "share" and c.needs == "any")
+    path = write_lesson(
+        tmp_path,
+        'import labkit as lab\nhere = lab.start("06")',
+        f"lab.claim({claim.id!r}, 0.123)",
+        "from labkit.memory import Run\n"
+        'run = Run("baseline", {"batch_size": batch_size}, "simulated", "T4", 5, {"weights": 5})\n'
+        "lab.result([run], batch_size=batch_size, precision=precision)",
+        result_cell=False,
+    )
+    out = tmp_path / "out"
+    code = cli.main(["run", str(path), "--out", str(out), "-p", "batch_size", "4"])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    result = outcomes.stored_result(outcomes.read_outcome(out / "06_saving.json"), out)
+    assert (result.lesson, result.parameters["batch_size"]) == ("06", 4)
+    assert result.runs[0].peak_bytes == 5
+    assert result.judgements[0]["id"] == claim.id
+    assert result.machine["name"]
+    assert "12.3 %" in printed
+    assert "12.3 %" in (out / "report.html").read_text()

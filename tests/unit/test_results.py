@@ -1,0 +1,229 @@
+import contextlib
+import json
+import math
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lesson_files import MACHINE, result, run
+
+from labkit import claims, hardware, results, session
+from labkit.memory import InputError, OutOfMemory
+from labkit.results import Result
+from labkit.show import cards
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """A session of lesson 06, ended afterwards."""
+    monkeypatch.setattr(hardware, "machine", lambda: MACHINE)
+    monkeypatch.setattr(cards, "machine_card", lambda machine: None)
+    session.start("6", title="Checkpointing")
+    yield
+    session.current.lesson = None
+    claims.session.clear()
+
+
+def test_a_result_survives_the_way_through_json():
+    before = result(parameters={"batch_size": 8, "sizes": [1, 2], "gpu": None})
+    assert Result.from_dict(json.loads(json.dumps(before.to_dict()))) == before
+
+
+@given(st.lists(st.floats(), max_size=4))
+def test_losses_of_any_value_survive_json_that_has_no_nan(losses):
+    before = result(runs=(run(mode="tracked", losses=tuple(losses)),))
+    text = json.dumps(before.to_dict(), allow_nan=False)
+    after = Result.from_dict(json.loads(text)).runs[0].losses
+    assert len(after) == len(losses)
+    for a, b in zip(after, losses, strict=True):
+        assert a == b or (math.isnan(a) and math.isnan(b))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("schema", 2, "schema 2 is not 1"),
+        ("schema", True, "schema True is not 1"),
+        ("lesson", "6", "two digits"),
+        ("lesson", "../../etc", "two digits"),
+        ("title", "x" * 201, "title"),
+        ("machine", {"kind": "cpu"}, "'name'"),
+        ("machine", None, "machine"),
+        ("parameters", {"f": {"a": 1}}, "parameter 'f'"),
+        ("runs", "none", "runs must be a list"),
+        ("runs", [{"name": "x"}], "needs the field"),
+        ("judgements", [{"id": "x"}], "'verdict'"),
+        ("judgements", [{"id": "x", "verdict": "suported"}], "Did you mean 'supported'"),
+        ("seconds", math.nan, "seconds"),
+        ("seconds", -1, "seconds"),
+        ("date", "yesterday", "ISO 8601"),
+        ("date", 5, "ISO 8601"),
+    ],
+)
+def test_a_broken_field_is_named(field, value, words):
+    with pytest.raises(InputError, match=words):
+        Result.from_dict({**result().to_dict(), field: value})
+
+
+def test_missing_and_unknown_fields_are_named():
+    record = result().to_dict()
+    with pytest.raises(InputError, match="'surprise'"):
+        Result.from_dict({**record, "surprise": 1})
+    del record["date"]
+    with pytest.raises(InputError, match="'date'"):
+        Result.from_dict(record)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(result().to_dict())), json_values)
+def test_any_json_in_a_field_is_read_or_refused_never_a_crash(field, value):
+    with contextlib.suppress(InputError):
+        Result.from_dict({**result().to_dict(), field: value})
+
+
+# --- invariants --------------------------------------------------------------------------------
+
+
+def test_a_sound_result_breaks_nothing():
+    assert result().broken_invariants() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peak_bytes": 0, "by_category": {}, "step_peaks_bytes": ()}, "peak is 0 bytes"),
+        ({"step_peaks_bytes": (13 << 20,)}, "above the peak of the whole run"),
+        ({"reserved_bytes": 1}, "reserved fewer"),
+        ({"mode": "measured", "capacity_bytes": 1 << 20}, "above the capacity"),
+        ({"losses": (1.0,)}, "neither losses nor seconds"),
+        (
+            {"oom": OutOfMemory(1, 13 << 20, None, {"weights": 13 << 20}, 1, "forward", "", "")},
+            "more bytes were live",
+        ),
+    ],
+)
+def test_impossible_runs_are_named(changes, words):
+    [problem] = result(runs=(run(**changes),)).broken_invariants()
+    assert words in problem
+    assert problem.startswith("run 1 (baseline)")
+
+
+def test_a_result_without_runs_is_noticed():
+    assert result(runs=()).broken_invariants() == ["the result holds no runs"]
+
+
+def test_a_verdict_must_follow_from_its_rule():
+    claim = next(c for c in claims.all_claims().values() if c.unit == "yes_no" and c.needs == "any")
+    sound = session.judgement_record(claims.judge(claim.id, claim.expected))
+    assert result(judgements=(sound,)).broken_invariants() == []
+    forged = {**sound, "verdict": "overstated"}
+    [problem] = result(judgements=(forged,)).broken_invariants()
+    assert f"claim {claim.id!r} is recorded as 'overstated'" in problem
+    assert "judged twice" in result(judgements=(sound, sound)).broken_invariants()[0]
+    [problem] = result(judgements=({**sound, "id": "no-such"},)).broken_invariants()
+    assert "no-such" in problem
+
+
+# --- the session -------------------------------------------------------------------------------
+
+
+def test_build_takes_lesson_machine_parameters_and_judgements_from_the_session(begun):
+    claim = next(iter(claims.all_claims()))
+    claims.session.append(claims.judge(claim, None))
+    built = session.build([run()], batch_size=4)
+    assert (built.lesson, built.title, built.machine) == ("06", "Checkpointing", MACHINE)
+    assert built.parameters == {"batch_size": 4}
+    assert built.judgements[0]["id"] == claim
+    assert built.broken_invariants() == []
+
+
+def test_one_run_will_do_and_anything_else_is_refused(begun):
+    assert session.build(run()).runs == (run(),)
+    with pytest.raises(InputError, match="not int"):
+        session.build([1])
+    with pytest.raises(InputError, match="cannot be stored"):
+        session.build([run()], model=object)
+
+
+def test_a_result_needs_a_lesson_that_was_started():
+    with pytest.raises(InputError, match=r"lab\.start"):
+        session.build([run()])
+
+
+def test_start_forgets_the_judgements_of_the_lesson_before(begun):
+    claims.session.append(claims.judge(next(iter(claims.all_claims())), None))
+    session.start("07")
+    assert claims.session == []
+    assert session.current.title
+
+
+@pytest.mark.parametrize("lesson", ["100", "six", "-1", "", "٣"])
+def test_a_lesson_is_a_number(lesson):
+    with pytest.raises(InputError, match="from 0 to 99"):
+        results.lesson_number(lesson)
+
+
+def test_outside_a_notebook_the_result_is_printed(begun, capsys):
+    session.result([run()])
+    assert "Lesson 06: 1 runs on Test CPU" in capsys.readouterr().out
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def test_save_and_load(tmp_path):
+    path = tmp_path / "deep" / "06.json"
+    results.save(result(), path)
+    assert results.load(path) == result()
+    assert [p.name for p in path.parent.iterdir()] == ["06.json"]
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "06.json"
+    results.save(result(), path)
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        results.save(result(title="newer"), path)
+    assert results.load(path).title == "Checkpointing"
+    assert [p.name for p in tmp_path.iterdir()] == ["06.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"schema": 1}', "\udc80"])
+def test_a_damaged_file_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "06.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=r"06\.json"):
+        results.load(path)
+
+
+def test_missing_and_oversized_files_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="No such file"):
+        results.load(tmp_path / "06.json")
+    results.save(result(), tmp_path / "06.json")
+    monkeypatch.setattr(results, "LARGEST_FILE_BYTES", 10)
+    with pytest.raises(InputError, match="larger than 10 B"):
+        results.load(tmp_path / "06.json")
+
+
+def test_recorded_reads_every_gpu_and_skips_a_broken_file_with_a_warning(tmp_path):
+    for gpu in ("t4", "a100-40"):
+        machine = {**MACHINE, "name": gpu}
+        results.save(replace(result(), machine=machine), tmp_path / gpu / "06.json")
+    (tmp_path / "l4").mkdir()
+    (tmp_path / "l4" / "06.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"l4.06\.json"):
+        found = results.recorded("6", folder=tmp_path)
+    assert [r.where for r in found] == ["a100-40", "t4"]
+    assert results.recorded("07", folder=tmp_path) == []

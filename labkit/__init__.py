@@ -40,8 +40,12 @@ _HOME = {
     "labkit.claims": ("claim", "expect"),
     "labkit.exercises": ("exercise",),
     "labkit.session": ("recorded", "result", "start"),
-    "labkit.show.plots": ("bars", "lines", "table", "timeline"),
-    "labkit.show.widgets": ("explore", "predict"),
+    "labkit.show.curves": ("lines",),
+    "labkit.show.plots": ("bars",),
+    "labkit.show.predictions": ("predict",),
+    "labkit.show.tables": ("table",),
+    "labkit.show.timelines": ("timeline",),
+    "labkit.show.widgets": ("explore",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -144,13 +144,11 @@ class _Measurement:
         )  # fmt: skip
 
     def result(self) -> Run:
-        tracked = self.trace.peak() if self.trace is not None else None
-        tracked_bytes = tracked.total_bytes if tracked else 0
+        tracked = self.trace.peak() if self.trace is not None else Peak(-1, 0, {})
+        tracked_bytes = tracked.total_bytes
         # The allocator rounds up and cannot count less than the tensors it holds.
         peak_bytes = max([tracked_bytes, *self.peaks])
-        categories = (
-            {str(key): value for key, value in tracked.by_category.items()} if tracked else {}
-        )
+        categories = {str(key): value for key, value in tracked.by_category.items()}
         if peak_bytes > tracked_bytes:
             categories[str(Category.UNATTRIBUTED)] = peak_bytes - tracked_bytes
         step_peaks = tuple(self.peaks)

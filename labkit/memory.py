@@ -10,7 +10,6 @@ that keeps a large storage alive counts in full, as it does in the allocator.
 
 import difflib
 import enum
-import math
 import numbers
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,7 +162,7 @@ class Trace:
     def steps(self) -> list[tuple[int, int]]:
         """Event ranges ``(start, stop)`` of the training steps, from the marks ``step N``."""
         starts = [mark.index for mark in self.marks if mark.text.startswith("step ")]
-        return list(zip(starts, [*starts[1:], len(self.events)], strict=True))
+        return list(zip(starts, [*starts[1:], len(self.events)][: len(starts)], strict=True))
 
     def live_at(self, index: int, device: str | None = None) -> list[Storage]:
         """The storages that held memory just after event ``index``, the largest first.
@@ -366,7 +365,7 @@ def _read_run(record: Any) -> Run:
     for key in ("name", "device"):
         if not isinstance(values[key], str) or len(values[key]) > 200:
             raise InputError(f"{key} must be a text of at most 200 characters")
-    one_of(values["mode"], MODES, "mode")
+    values["mode"] = one_of(values["mode"], MODES, "mode")
     if not isinstance(values["parameters"], Mapping):
         raise InputError("parameters must be an object")
     for key, value in values["parameters"].items():
@@ -389,7 +388,7 @@ def _read_run(record: Any) -> Run:
         if not all(isinstance(i, kind) and not isinstance(i, bool) for i in items):
             raise InputError(f"{key} must hold numbers only")
         values[key] = tuple(items)
-    if any(s < 0 or not math.isfinite(s) for s in values["step_seconds"]):
+    if any(not 0 <= s < 1e18 for s in values["step_seconds"]):
         raise InputError("step_seconds must be finite and not negative")
     if values.get("oom") is not None:
         values["oom"] = _read_oom(values["oom"])
@@ -399,14 +398,14 @@ def _read_run(record: Any) -> Run:
 def _read_categories(record: Any, total_bytes: int) -> dict[str, int]:
     if not isinstance(record, Mapping):
         raise InputError("by_category must be an object")
+    record = {one_of(key, list(Category), "category"): item for key, item in record.items()}
     for key, value in record.items():
-        one_of(key, list(Category), "category")
         _read_bytes(value, f"by_category[{key!r}]")
     if sum(record.values()) != total_bytes:
         raise InputError(
             f"the categories sum to {sum(record.values())} bytes, the peak is {total_bytes}"
         )
-    return dict(record)
+    return record
 
 
 def _read_oom(record: Any) -> OutOfMemory:

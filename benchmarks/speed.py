@@ -20,9 +20,9 @@ from labkit.simulate import fake_tensors
 from labkit.tracker import track
 
 
-def real_step_overhead(rounds: int = 15) -> float:
+def real_step_overhead(rounds: int = 7) -> float:
     """Median of tracked over untracked seconds, step by step in turn."""
-    model = lab.model("SmolLM2-135M", layers=4, device="cpu")
+    model = lab.model("SmolLM2-135M", layers=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     [tokens] = lab.batches(device="cpu", batch_size=4, seq_len=128, steps=1)
 

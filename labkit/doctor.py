@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.memory import GIB, InputError, format_bytes
+from labkit.small_model import cache_folder
 
 DISTRIBUTION = "gpu-memory-lab"
 PACKAGE = Path(__file__).resolve().parent
@@ -137,14 +138,6 @@ def check_kernel() -> list[Finding]:
         text = f"Jupyter's python3 is {command}, another Python (`labkit run` uses this one)"
         return [Finding("note", "kernel", text, remedy)]
     return [Finding("ok", "kernel", "python3 is this Python")]
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: ``LABKIT_CACHE``, else a folder of the user's cache."""
-    if chosen := os.environ.get("LABKIT_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "gpu-memory-lab")
 
 
 def check_cache() -> list[Finding]:

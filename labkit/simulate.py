@@ -15,6 +15,8 @@ keep; where a GPU would have to fall back to the plain form, it needs more. ``F.
 buffer of its inputs' size on real devices that fake tensors do not show.
 """
 
+import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -54,7 +56,7 @@ def fake_tensors(*, as_cuda: bool) -> Iterator[None]:
         for name in ("get_rng_state", "set_rng_state"):
             # Checkpointing keeps the random state: the CPU's, real, and no tensor of the device.
             stack.enter_context(mock.patch.object(torch, name, _really(getattr(torch, name))))
-        if masking := sys.modules.get("transformers.masking_utils"):
+        if masking := _masking_utils():
             # transformers looks at the positions to see whether a batch packs several texts, and
             # builds a mask when it cannot look; a batch that packs none gets none.
             stack.enter_context(
@@ -68,6 +70,13 @@ def fake_tensors(*, as_cuda: bool) -> Iterator[None]:
                     mock.patch.object(module, "_default_to_fused_or_foreach", foreach)
                 )
         yield
+
+
+def _masking_utils() -> Any:
+    """transformers' masks, imported now: an experiment that imports them first would escape."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    return importlib.import_module("transformers.masking_utils")
 
 
 class _LibraryAnswers(TorchDispatchMode):

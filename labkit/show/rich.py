@@ -54,7 +54,9 @@ def _grid_html(
     def cell(tag: str, text: str, column: int, scope: str = "") -> str:
         side = "left" if column in words else "right"
         where = f' scope="{scope}"' if scope else ""
-        style = f"text-align:{side};padding:3px 9px;line-height:1.35;white-space:nowrap"
+        # Numbers stay whole; a long name wraps, or it would push the last columns out of sight.
+        wrap = "normal;max-width:190px" if scope == "row" else "nowrap"
+        style = f"text-align:{side};padding:3px 9px;line-height:1.35;white-space:{wrap}"
         return f'<{tag}{where} style="{style}">{html.escape(text)}</{tag}>'
 
     head = "".join(cell("th", text, i, "col") for i, text in enumerate(headings))

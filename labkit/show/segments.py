@@ -9,7 +9,7 @@ Limits: made for a few dozen segments; of more, the largest are drawn and the ta
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -31,8 +31,8 @@ from labkit.show.picture import (
 )
 from labkit.show.rich import Rich, grid
 
-Segment = Sequence[tuple[int, bool]]
-"""The blocks of a segment in the order of their addresses: bytes, and whether in use."""
+Segment = Mapping[str, Any]
+"""As PyTorch's: ``blocks``, in the order of their addresses, each with ``size`` and ``state``."""
 
 MOST_DRAWN = 24
 COLUMNS = 3
@@ -63,16 +63,21 @@ def sums(segments: Sequence[Segment]) -> Sums:
     totals = dict.fromkeys(LOOKS, 0)
     largest = 0
     for segment in segments:
-        for nbytes, used in segment:
-            totals[_kind(segment, used)] += nbytes
-            largest = largest if used else max(largest, nbytes)
+        for kind, nbytes in _kinds(segment):
+            totals[kind] += nbytes
+            largest = largest if kind == USED else max(largest, nbytes)
     return Sums(*totals.values(), largest)
 
 
-def _kind(segment: Segment, used: bool) -> str:
-    if used:
-        return USED
-    return STRANDED if any(other for _, other in segment) else CACHED
+def _kinds(segment: Segment) -> list[tuple[str, int]]:
+    """Kind and bytes of each block. A block that waits for its stream still counts as used."""
+    blocks = [(block["size"], block["state"] != "inactive") for block in segment["blocks"]]
+    free = STRANDED if any(used for _, used in blocks) else CACHED
+    return [(USED if used else free, nbytes) for nbytes, used in blocks]
+
+
+def _size(segment: Segment) -> int:
+    return sum(block["size"] for block in segment["blocks"])
 
 
 def segment_map(
@@ -81,8 +86,8 @@ def segment_map(
     """Show one or more maps of segments side by side, with their sums in a table beneath.
 
     Args:
-        maps: for each moment's name the segments at that moment; each segment a list of
-            ``(bytes, used)``, one per block.
+        maps: for each moment's name the segments at that moment, as
+            ``torch.cuda.memory_snapshot()`` or a snapshot's ``["segments"]`` lists them.
         title: what the figure shows.
         source: where it comes from.
 
@@ -90,17 +95,17 @@ def segment_map(
         The figure, already shown.
 
     Raises:
-        InputError: there are no maps, or a block's size is no positive whole number.
+        InputError: there are no maps, or something in them is not a segment.
     """
     _check(maps)
     drawn = {name: _largest(segments) for name, segments in maps.items()}
-    widest = max((sum(size for size, _ in s) for m in drawn.values() for s in m), default=1)
+    widest = max((_size(s) for m in drawn.values() for s in m), default=1)
     strips = max(1, *map(len, drawn.values()))
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     top, panel = 92, HEAD + ROW * strips
     with mpl.rc_context(STYLE):
-        figure = Picture(top + rows * (panel + 8) + 34)
+        figure = Picture(top + rows * (panel + 8) + 24)
         write_title(figure, title, source)
         patches = [Patch(edgecolor=(1, 1, 1, 0.8), **look) for look in LOOKS.values()]
         legend(figure, patches, list(LOOKS), ncols=3)
@@ -126,14 +131,23 @@ def _check(maps: Mapping[str, Sequence[Segment]]) -> None:
         raise InputError("there is no map to draw: pass {'name': segments}")
     for segments in maps.values():
         for segment in segments:
-            for nbytes, _ in segment:
+            try:
+                sizes = [block["size"] for block in segment["blocks"] if block["state"]]
+            except (KeyError, TypeError) as error:
+                raise InputError(
+                    "a segment has 'blocks', each with 'size' and 'state', as "
+                    "torch.cuda.memory_snapshot() gives them"
+                ) from error
+            for nbytes in sizes:
                 if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes <= 0:
-                    raise InputError(f"a block has a positive whole number of bytes, not {nbytes}")
+                    raise InputError(
+                        f"a block has a positive whole number of bytes, not {nbytes!r}"
+                    )
 
 
 def _largest(segments: Sequence[Segment]) -> list[Segment]:
     """The segments to draw, in the order they came."""
-    sizes = [sum(nbytes for nbytes, _ in segment) for segment in segments]
+    sizes = [_size(segment) for segment in segments]
     chosen = sorted(range(len(sizes)), key=lambda i: -sizes[i])[:MOST_DRAWN]
     return [segments[i] for i in sorted(chosen)]
 
@@ -143,8 +157,8 @@ def _draw(
 ) -> None:
     for y, segment in enumerate(segments):
         start = 0
-        for nbytes, used in segment:
-            look = LOOKS[_kind(segment, used)]
+        for kind, nbytes in _kinds(segment):
+            look = LOOKS[kind]
             axes.barh(y, nbytes, left=start, height=0.78, edgecolor="white", linewidth=0.8, **look)
             start += nbytes
         axes.barh(y, start, height=0.78, facecolor="none", edgecolor=INK, linewidth=0.7)
@@ -155,8 +169,12 @@ def _draw(
     axes.set_ylim(strips - 0.4, -0.6)
     axes.yaxis.set_major_locator(NullLocator())
     axes.spines[["left", "bottom"]].set_visible(False)
-    byte_ticks(axes.xaxis, widest, 4)
+    byte_ticks(axes.xaxis, widest, max(2, axes.get_position().width * WIDTH / 140))
     axes.tick_params(length=0, pad=3, labelbottom=ticks, labelsize=9.5)
+    if ticks:
+        labels = axes.get_xticklabels()
+        labels[-1].set_ha("right")  # it may stand at the edge, where it would be cut
+        labels[0].set_ha("left")
 
 
 def _table(maps: Mapping[str, Sequence[Segment]], caption: str) -> Rich:

@@ -28,6 +28,7 @@ EXERCISES = (2, 3)
 
 FIGURE_WITH_UNIT = re.compile(r"\d[\d.,]*\s*(?:[KMGT]i?B|bytes)\b")
 MINUTES = re.compile(r"\d+\s*min")
+NOTHING_ON_TRIAL = re.compile(r"\bno\b[^.]*\bon\s+trial\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -253,8 +254,14 @@ def check_exercises(lesson: Lesson) -> Iterator[Problem]:
 def check_claims(lesson: Lesson, claims: dict) -> Iterator[Problem]:
     cells = lesson.tagged("claim", "code")
     ids = [name for name in calls(cells, "claim") if name is not None]
-    if not ids:
+    on_trial = any(entry.get("lesson") == lesson.number for entry in claims.values())
+    if not ids and on_trial:
         yield lesson.problem("claims", 'no code cell tagged claim calls lab.claim("...", ...)')
+    if not ids and not on_trial:
+        prose = "\n".join(cell.source for cell in lesson.tagged("claim", "markdown"))
+        if not NOTHING_ON_TRIAL.search(prose) or "verdict" not in prose.lower():
+            message = "a Markdown cell tagged claim must say that nothing is on trial, and "
+            yield lesson.problem("claims", message + "what a verdict is")
     for name in ids:
         if name not in claims:
             yield lesson.problem("claims", f"{name!r} is not in claims.toml", cells[0])

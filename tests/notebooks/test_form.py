@@ -272,6 +272,36 @@ def test_broken_notebook_fails_by_its_rule(tmp_path, name):
     assert (rule, f"06-{where}" if where else "") in problems(tmp_path, notebook)
 
 
+NOTHING = "## Verdicts\n\nNo claim is on trial here. Elsewhere a verdict stands here."
+
+
+def without_claims(tmp_path: Path, text: str, claims: dict) -> list[tuple[str, str]]:
+    """What the gate says of lesson 00 that calls no lab.claim and has this text instead."""
+    notebook = json.loads(json.dumps(good()).replace("06", "00"))
+    notebook["cells"] = [each for each in notebook["cells"] if each["id"] != "00-c-claim"]
+    prose = next(each for each in notebook["cells"] if each["id"] == "00-m-claim")
+    prose["source"] = text.splitlines(keepends=True)
+    path = save(tmp_path, notebook, "00_start_here.ipynb")
+    return [(problem.rule, problem.cell) for problem in form.gate([path], claims)]
+
+
+def test_lesson_with_nothing_on_trial_may_say_so(tmp_path):
+    assert without_claims(tmp_path, NOTHING, CLAIMS) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["## Verdicts", "No claim is on trial here.", "A verdict on the claim that is on trial."],
+)
+def test_lesson_with_nothing_on_trial_must_say_so(tmp_path, text):
+    assert without_claims(tmp_path, text, CLAIMS) == [("claims", "")]
+
+
+def test_saying_so_is_not_enough_where_a_claim_is_on_trial(tmp_path):
+    claims = CLAIMS | {"of-this": {"lesson": "00"}}
+    assert without_claims(tmp_path, NOTHING, claims) == [("claims", "")]
+
+
 def test_same_id_twice_fails(tmp_path):
     notebook = good()
     cell(notebook, "m-again")["id"] = "06-m-reading"

@@ -4,7 +4,10 @@ The file is complete in itself: no script, no style sheet, image or font from el
 reads the same offline and in ten years. Values are escaped; what a notebook displayed as HTML is
 kept, without scripts, frames, event handlers and anything that would be fetched.
 
-Limits: formulas between dollar signs stay text; widgets appear as the last thing they showed.
+Formulas become MathML, which browsers draw by themselves.
+
+Limits: a formula that the converter does not understand stays text; widgets appear as the last
+thing they showed.
 """
 
 import html
@@ -187,9 +190,32 @@ def render(notebook: Any) -> str:
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(RESULT_MIME, None)  # its text stays, the data is for us
-    exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
+    exporter = HTMLExporter(template_name="basic")
+    exporter.register_filter("markdown2html", _markdown)
     body, _ = exporter.from_notebook_node(notebook)
     return sanitise(body)
+
+
+def _markdown(source: str) -> str:
+    """Markdown as HTML: nbconvert's own, but for formulas."""
+    from latex2mathml.converter import convert
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    class Renderer(IPythonRenderer):
+        def inline_math(self, body: str) -> str:
+            return self._math(body, "inline") or super().inline_math(body)
+
+        def block_math(self, body: str) -> str:
+            return self._math(body, "block") or super().block_math(body)
+
+        def _math(self, body: str, display: str) -> str:
+            try:
+                return convert(body, display=display)
+            except Exception:  # the converter's own and Python's: the formula stays as written
+                return ""
+
+    renderer = Renderer(escape=False, exclude_anchor_links=True)
+    return MarkdownWithMath(renderer=renderer).render(source)
 
 
 def show_widget_outputs(notebook: Any) -> None:

@@ -131,3 +131,11 @@ def test_no_text_gets_a_script_or_a_handler_through(text):
     for tag in BeautifulSoup(report.sanitise(text), "html.parser").find_all(True):
         assert tag.name != "script"
         assert not any(name.startswith("on") for name in tag.attrs)
+
+
+def test_formulas_become_mathml_and_broken_ones_stay_text():
+    cell = nbformat.v4.new_markdown_cell(r"Bytes: $L \cdot a$. Broken: $\frac{$. Code: `$x$`.")
+    page = report.render(nbformat.v4.new_notebook(cells=[cell]))
+    assert page.count("<math") == 1
+    assert r"$\frac{$" in page
+    assert "<code>$x$</code>" in page

@@ -13,6 +13,7 @@ which lives outside the allocator, is not counted. Untracked runs (``track=False
 category only.
 """
 
+import os
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -187,6 +188,8 @@ def _name(device: torch.device) -> str:
 
 
 def _cpu_record() -> Any:
+    # Without this the profiler's library prints a line at each start and stop, past Python.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     return torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     )

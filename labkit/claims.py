@@ -166,8 +166,8 @@ session: list[Judgement] = []
 def claim(id: str, measured: Any, mode: str | None = None) -> Judgement:
     """Judge a claim, show its card with the verdicts recorded on GPUs, and remember it.
 
-    Takes what ``judge`` takes. Where a claim needs a GPU and ``mode`` is not given, a value
-    counts as measured on this machine's GPU if it has one.
+    Takes ``id``, ``measured`` and ``mode`` as ``judge`` does. Where a claim needs a GPU and
+    ``mode`` is not given, a value counts as measured on this machine's GPU if it has one.
 
     Raises:
         InputError: there is no such claim.

@@ -4,8 +4,10 @@ Autocast runs products in half precision on every device, but which operators it
 differs: CUDA's list holds normalisations, softmax, losses, powers and sums, the CPU's hardly any.
 Each float32 result is a tensor of twice the bytes, often one that autograd keeps.
 
-Source of the list: PyTorch's "Autocast Op Reference", section "CUDA Ops that can autocast to
-float32" (https://docs.pytorch.org/docs/stable/amp.html).
+Source of the list: ``AT_FORALL_FP32`` and ``AT_FORALL_FP32_SET_OPT_DTYPE`` in PyTorch's
+``ATen/autocast_mode.h``, which a test compares with the installed one. It is longer than the
+documentation's "CUDA Ops that can autocast to float32"
+(https://docs.pytorch.org/docs/stable/amp.html).
 
 Limits: CUDA's rule that some operators promote to the widest input type is left to ordinary type
 promotion, which gives the same for tensors of one type.
@@ -20,14 +22,18 @@ import torch
 
 # Names of operators in the `aten` namespace; every overload that takes a tensor is meant.
 FLOAT32 = (
-    "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh",
-    "cosine_embedding_loss", "cosine_similarity", "cumprod", "cumsum", "dist", "erfinv", "exp",
-    "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss", "layer_norm", "log",
-    "log10", "log1p", "log2", "log_softmax", "margin_ranking_loss", "mse_loss",
-    "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "nll_loss2d", "norm", "pdist",
+    "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "acos", "asin",
+    "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss",
+    "cosine_similarity", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "frobenius_norm",
+    "group_norm", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "layer_norm",
+    "linalg_matrix_norm", "linalg_vector_norm", "log", "log10", "log1p", "log2", "log_softmax",
+    "logsumexp", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
+    "native_layer_norm", "nll_loss", "nll_loss2d", "norm", "nuclear_norm", "pdist",
     "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rms_norm", "rsqrt", "sinh",
     "smooth_l1_loss", "soft_margin_loss", "softmax", "softplus", "sum", "tan",
-    "triplet_margin_loss",
+    "triplet_margin_loss", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_trilinear3d",
 )  # fmt: skip
 _HALVES = (torch.float16, torch.bfloat16)
 _WITHOUT = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)

@@ -13,6 +13,7 @@ Because every tensor is local to the generator, closing it frees them all.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -48,16 +49,23 @@ def check_arguments(
     accepted = inspect.signature(experiment).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     names = list(accepted)[1:]
+    checked = {"steps": steps} if steps is not None and "steps" in names else {}
     for name, value in parameters.items():
         if not anything:
-            one_of(name, names, f"argument of {experiment.__name__}")
+            name = one_of(name, names, f"argument of {experiment.__name__}")
         if name in COUNTS and value is not None:
-            positive_int(value, name)
+            value = positive_int(value, name)
         if name == "precision":
-            one_of(value, PRECISIONS, "precision")
-    if steps is not None and "steps" in names:
-        return {"steps": steps, **parameters}
-    return dict(parameters)
+            value = one_of(value, PRECISIONS, "precision")
+        checked[name] = value
+    try:
+        inspect.signature(experiment).bind(None, **checked)
+    except TypeError as error:
+        raise InputError(
+            f"{experiment.__name__} cannot be called with a device and "
+            f"{', '.join(checked) or 'no arguments'}: {error}"
+        ) from None
+    return checked
 
 
 def plain_parameters(experiment: Experiment, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +90,7 @@ class Steps:
         self.generator = experiment(device, **parameters)
         self.done = 0
         self.bounds: list[int] = []  # event index at the end of each tracked step
+        self.failed = False  # in the middle of a step, which then counts as one
         self.work: list[tuple[int, int]] = [(0, 0)]  # flops and bytes moved so far, likewise
 
     def take(self, count: int, tracker: Tracker | None = None) -> Iterator[torch.Tensor]:
@@ -95,6 +104,9 @@ class Steps:
                 loss = next(self.generator)
             except StopIteration:
                 return
+            except BaseException:
+                self.failed = True
+                raise
             if isinstance(loss, (int, float)):
                 loss = torch.tensor(float(loss), device="cpu")
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -118,7 +130,8 @@ class Steps:
         first = next(
             (i for i, event in enumerate(trace.events) if event.phase is not Phase.SETUP), 0
         )
-        starts = [first, *self.bounds[:-1]] if self.bounds else []
+        ends = self.bounds if self.failed else self.bounds[:-1]
+        starts = [first, *ends] if self.bounds or (self.failed and first) else []
         marks = tuple(Mark(at, f"step {n}") for n, at in enumerate(starts, start=1))
         return Trace(trace.device, trace.storages, trace.events, marks, trace.work)
 
@@ -157,23 +170,36 @@ def describe_oom(
     )
 
 
+# What drivers, libraries and the CPU say in a plain RuntimeError.
+_SHORTAGES = ("out of memory", "can't allocate memory", "status_alloc_failed")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch's own class, and the plain RuntimeErrors by which drivers and the CPU say it."""
+    """PyTorch's own class, and the plain RuntimeErrors by which others say it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text
-    )
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _SHORTAGES)
 
 
 def requested_bytes(error: BaseException) -> int:
     """What the failed request asked for, 0 where the message does not say."""
     if isinstance(error, SimulatedOutOfMemory):
         return error.requested_bytes
-    words = str(error).partition("ried to allocate ")[2].split()[:2]
+    return _stated_bytes(error, r"ried to allocate (\S+) (\w+)")
+
+
+def allocated_bytes(error: BaseException) -> int:
+    """What PyTorch says it held when a CUDA request failed, 0 where the message does not say."""
+    return _stated_bytes(error, r"(\S+) (\w+) is allocated by PyTorch")
+
+
+def _stated_bytes(error: BaseException, pattern: str) -> int:
     units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    found = re.search(pattern, str(error))
+    if found is None or found[2] not in units:
+        return 0  # another wording: the caller shows no number
     try:
-        return int(float(words[0]) * units[words[1].rstrip(".,")])
-    except (IndexError, KeyError, ValueError):
-        return 0  # another wording: the caller shows "more memory" instead of a number
+        return int(float(found[1]) * units[found[2]])
+    except ValueError:
+        return 0

@@ -8,9 +8,9 @@ are timed, so that watching does not cost what is being measured.
 An out-of-memory error does not escape: the run says where it happened, and everything that the
 experiment held is freed before ``measure`` returns.
 
-Limits: on a GPU the bytes that were in use before the run are subtracted, and the CUDA context,
-which lives outside the allocator, is not counted. Untracked runs (``track=False``) have one
-category only.
+Limits: a pretended budget on the CPU applies to the tracked steps. On a GPU the bytes that were in
+use before the run are subtracted, and the CUDA context, which lives outside the allocator, is not
+counted. Untracked runs (``track=False``) have one category only.
 """
 
 import os
@@ -24,12 +24,13 @@ from labkit import hardware
 from labkit.experiment import (
     Experiment,
     Steps,
+    allocated_bytes,
     check_arguments,
     describe_oom,
     is_out_of_memory,
     plain_parameters,
 )
-from labkit.memory import Category, InputError, Peak, Run, Trace, positive_int
+from labkit.memory import Category, InputError, Peak, Phase, Run, Trace, positive_int
 from labkit.tracker import Tracker, track
 
 TRACKED_STEPS = 2  # the second has the optimizer's state; a third would repeat it
@@ -99,7 +100,7 @@ class _Measurement:
             budget_bytes = None if self.on_gpu else self.budget_bytes
             self.tracker = track(
                 budget_bytes=budget_bytes,
-                device=None if not self.on_gpu else _name(self.device),
+                device=_name(self.device) if self.on_gpu else "cpu",
                 work=True,
             )
             try:
@@ -135,12 +136,14 @@ class _Measurement:
     def note_oom(self, error: BaseException) -> None:
         live_bytes = None
         if self.on_gpu:
-            live_bytes = self.cuda.peak_allocated() - self.base_bytes
-            self.peaks.append(live_bytes)
+            peak_bytes = self.cuda.peak_allocated()
+            self.peaks.append(peak_bytes - self.base_bytes)
+            live_bytes = min(allocated_bytes(error) or peak_bytes, peak_bytes) - self.base_bytes
             self._note_reserved()
         tracker = self.tracker if self.tracker and self.tracker.failure else None
+        stepping = self.losses or (tracker and tracker.failure.phase is not Phase.SETUP)
         self.oom = describe_oom(
-            error, tracker, step=self.steps.done + 1 if self.losses or tracker else 0,
+            error, tracker, step=self.steps.done + 1 if stepping else 0,
             capacity_bytes=self.budget_bytes, live_bytes=live_bytes,
         )  # fmt: skip
 

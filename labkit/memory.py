@@ -390,6 +390,8 @@ def _read_run(record: Any) -> Run:
         values[key] = tuple(items)
     if any(not 0 <= s < 1e18 for s in values["step_seconds"]):
         raise InputError("step_seconds must be finite and not negative")
+    if any(peak < 0 for peak in values["step_peaks_bytes"]):
+        raise InputError("step_peaks_bytes must not be negative")
     if values.get("oom") is not None:
         values["oom"] = _read_oom(values["oom"])
     return Run(**values)
@@ -433,7 +435,7 @@ def _read_bytes(value: Any, what: str) -> int:
 
 
 def format_bytes(nbytes: int | float) -> str:
-    """Bytes with a binary unit, three or four digits: ``"1.50 GiB"``, ``"212 MiB"``, ``"512 B"``.
+    """``nbytes`` with a binary unit: ``"1.50 GiB"``, ``"212 MiB"``, ``"512 B"``.
 
     Picks the unit so that something other than zero always shows.
     """

@@ -135,6 +135,10 @@ def judgement_record(judgement: claims.Judgement) -> dict[str, Any]:
 def result(runs: Run | Iterable[Run], **parameters: Any) -> None:
     """``lab.result(runs, batch_size=batch_size, ...)``: show the lesson's result as data.
 
+    Args:
+        runs: one run, or those that the figures show.
+        **parameters: what the lesson ran with, by name; as for ``build``.
+
     Raises:
         InputError: as ``build``.
     """

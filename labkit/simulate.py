@@ -24,8 +24,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensorMode,
     unset_fake_temporarily,
 )
@@ -62,6 +64,8 @@ def fake_tensors(*, as_cuda: bool) -> Iterator[None]:
             stack.enter_context(
                 mock.patch.object(masking, "find_packed_sequence_indices", return_value=None)
             )
+        # A learner's error is theirs to read, without the mode's own log of it above.
+        stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))
         stack.enter_context(_LibraryAnswers())
         if as_cuda:
             stack.enter_context(cuda_autocast_rules())
@@ -149,11 +153,11 @@ def simulate(
             try:
                 for _ in job.take(steps, tracker):
                     pass
-            except DataDependentOutputException as error:
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise InputError(
                     f"{experiment.__name__} asks for a value ({error.func}); a simulation has "
-                    "none. Yield the loss tensor itself, and keep .item(), .tolist() and "
-                    "comparisons of tensors out of the step."
+                    "none. Yield the loss tensor itself, and keep .item(), .tolist(), comparisons "
+                    "of tensors and results whose size depends on values out of the step."
                 ) from None
             trace = job.trace(tracker)
     if not job.done:

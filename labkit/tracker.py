@@ -295,7 +295,8 @@ class Tracker(TorchDispatchMode):
     def _forget(self, number: int) -> None:
         """Take back the newest storage, as if it had not been met."""
         entry = self._entries.pop()
-        self._events.pop()
+        # Rarely not the last event: the garbage collector may have freed something since.
+        del self._events[max(i for i, e in enumerate(self._events) if e.storage == number)]
         self.live_bytes[entry.device] -= entry.nbytes
         address = next(a for a, ref in self._numbers.items() if ref.number == number)
         del self._numbers[address]

@@ -47,6 +47,7 @@ def sweep(
     """`run` every combination of the settings that are lists, in order.
 
     Args:
+        experiment: as for `run`.
         gpu: as for `run`.
         progress: show a progress bar.
         **settings: each argument either one value or a list of values.

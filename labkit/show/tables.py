@@ -163,17 +163,18 @@ def build_table(
     else:
         known = [*_CELLS, *Category, *parameters, "change"]
         columns = [one_of(column, known, "column") for column in columns]
+        columns = [c if c in _OURS else _PARAMETER + c for c in columns]
     rows = [
         [name, *(_cell(run, column, against) for column in columns)]
         for name, run in zip(names, runs, strict=True)
     ]
     words = {0} | {i for i, column in enumerate(columns, start=1) if _is_words(runs, column)}
-    headings = ["run", *(_HEADINGS.get(column, column) for column in columns)]
+    headings = ["run", *(_HEADINGS.get(c, c.removeprefix(_PARAMETER)) for c in columns)]
     return grid(headings, rows, caption=_caption(runs), words=words)
 
 
 def _default_columns(runs: list[Run], names: list[str], against: Run | None) -> list[str]:
-    columns = [p for p in differing(runs) if names == [run.name for run in runs]]
+    columns = [_PARAMETER + p for p in differing(runs) if names == [run.name for run in runs]]
     columns += ["peak"] + (["change"] if against else [])
     columns += [category for category in Category if any(category in held(run) for run in runs)]
     optional = {
@@ -198,10 +199,16 @@ _CELLS = {
 }
 
 
+_OURS = {*_CELLS, *Category, "change"}
+# An experiment may have an argument called `optimizer`, which is a category too.
+_PARAMETER = "parameter "
+
+
 def _is_words(runs: list[Run], column: str) -> bool:
-    if column in _CELLS or column == "change" or column in list(Category):
+    if column in _OURS:
         return column == "source"
-    return any(isinstance(run.parameters.get(column), str | bool) for run in runs)
+    name = column.removeprefix(_PARAMETER)
+    return any(isinstance(run.parameters.get(name), str | bool) for run in runs)
 
 
 def _cell(run: Run, column: str, against: Run | None) -> str:
@@ -211,9 +218,9 @@ def _cell(run: Run, column: str, against: Run | None) -> str:
         if against is None or run.oom:
             return MISSING
         return change_text(run.peak_bytes, against.peak_bytes)
-    if column in list(Category):
+    if column in _OURS:
         return format_bytes(held(run).get(Category(column), 0))
-    return str(run.parameters.get(column, MISSING))
+    return str(run.parameters.get(column.removeprefix(_PARAMETER), MISSING))
 
 
 def _peak_text(run: Run) -> str:

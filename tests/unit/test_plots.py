@@ -3,6 +3,7 @@
 import html.parser
 import subprocess
 import sys
+from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
@@ -515,3 +516,14 @@ def test_lines_named_after_categories_have_their_colours(capsys):
 def test_lines_refuses_with_a_sentence(series, log, message):
     with pytest.raises(InputError, match=message):
         plots.lines(series, "x", "y", log=log)
+
+
+def test_an_argument_named_like_a_category_keeps_its_column():
+    runs = [
+        replace(traced_run(), name="same", parameters={"optimizer": name})
+        for name in ("sgd", "adam")
+    ]
+    text = tables.build_table(runs).text
+    assert "sgd" in text
+    assert "adam" in text
+    assert format_bytes(runs[0].by_category["optimizer"]) in text

@@ -1,0 +1,128 @@
+"""Two hundred out-of-memory errors in one live kernel, through the real notebook path.
+
+Half are uncaught errors in a failed cell, with ``lab.free_memory()`` in the next one, as a learner
+would do it. Half happen inside ``lab.measure`` under ``lab.pretend``. Each error holds megabytes
+when it strikes, so that one leak in a hundred would show.
+"""
+
+import json
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from labkit.kernel import kernel_environment
+
+ROUNDS = 100  # two errors each
+HELD_MIB = 24  # what each error holds when it strikes
+# Process memory after the last error may exceed that after the first by less than half of what a
+# single error holds: the kernel's own history of 300 cells takes some hundred KiB.
+TOLERANCE_MIB = HELD_MIB / 2
+
+SETUP = f"""
+import gc, json, os, weakref
+import psutil, torch
+from torch import nn
+import labkit as lab
+
+torch.set_num_threads(1)  # small tensors: a second thread only waits
+ON_CUDA = lab.machine().can_measure
+DEVICE = torch.device("cuda" if ON_CUDA else "cpu")
+MIB = 1 << 20
+BUDGET = {HELD_MIB} * MIB + MIB // 2
+storages = []  # weak references: what the experiment ever held, graphs included
+
+def layers(device, batch_size=1 << 10):
+    '''Activations of a quarter of a MiB per 1024 rows, two for each layer.'''
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]).to(device)
+    for layer in model:
+        layer.register_forward_hook(
+            lambda m, i, out: storages.append(weakref.ref(out.untyped_storage())))
+    storages.extend(weakref.ref(p.untyped_storage()) for p in model.parameters())
+    while True:
+        hidden = torch.ones(batch_size, 64, device=device)
+        for layer in model:
+            hidden = layer(hidden).sin()
+        loss = hidden.mean()
+        loss.backward()
+        model.zero_grad()
+        yield loss
+
+def run_out():
+    '''An error that nobody catches, with the memory still in the frames.'''
+    keep = [torch.empty(4 * MIB, dtype=torch.uint8, device=DEVICE).fill_(1) for _ in range(3)]
+    storages.extend(weakref.ref(t.untyped_storage()) for t in keep)
+    if ON_CUDA:
+        with lab.pretend(budget_bytes=base + BUDGET):
+            list(layers(DEVICE, 1 << 13))
+    with lab.track(budget_bytes=BUDGET - 12 * MIB):
+        list(layers(DEVICE, 1 << 13))
+
+def state():
+    alive = sum(ref() is not None for ref in storages)
+    held = (lab.cuda_memory.allocated() or 0) + sum(
+        t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) is torch.Tensor)
+    rss = psutil.Process().memory_info().rss
+    print(json.dumps({{"met": len(storages), "alive": alive, "held": held, "rss": rss}}))
+    storages.clear()
+
+lab.free_memory()
+base = lab.cuda_memory.reserved() or 0
+clean = lab.measure(layers)
+clean = (clean.peak_bytes, clean.losses)
+storages.clear()
+"""
+# What the imports left need not be looked through at every collection.
+FREEZE = "lab.free_memory()\ngc.freeze()"
+FAIL = "run_out()"
+FREE = "lab.free_memory()\nstate()"
+MEASURE = """
+with lab.pretend(budget_bytes=base + BUDGET):
+    run = lab.measure(layers, batch_size=1 << 13)
+assert run.oom is not None and run.oom.step == 1, run
+del run
+state()
+"""
+CLEAN = """
+again = lab.measure(layers)
+assert (again.peak_bytes, again.losses) == clean, again
+print(json.dumps("clean"))
+"""
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """This Python and this labkit behind the name ``python3``."""
+    with kernel_environment() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+def printed(cell):
+    return json.loads("".join(o.text for o in cell.outputs if o.output_type == "stream"))
+
+
+def test_two_hundred_errors_in_one_kernel_leave_nothing(kernel):
+    pair = [FAIL, FREE, MEASURE]  # one more to begin with: it imports what errors need
+    sources = [SETUP, *pair, FREEZE, *pair * ROUNDS, CLEAN]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    NotebookClient(notebook, kernel_name="python3", allow_errors=True, timeout=120).execute()
+    setup, *_, freeze = notebook.cells[:5]
+    assert setup.outputs == freeze.outputs == []
+    *cells, clean = notebook.cells[5:]
+    failed, freed, measured = cells[::3], cells[1::3], cells[2::3]
+    for cell in failed:
+        [output] = [o for o in cell.outputs if o.output_type == "error"]
+        assert output.ename in ("SimulatedOutOfMemory", "OutOfMemoryError")
+        assert "Tried to allocate" in output.evalue
+    for cells in (freed, measured):
+        states = [printed(cell) for cell in cells]
+        assert len(states) == ROUNDS
+        assert all(state["met"] >= 10 for state in states)
+        assert {state["alive"] for state in states} == {0}
+        assert states[-1]["held"] == states[0]["held"]
+        grown_mib = (states[-1]["rss"] - states[0]["rss"]) / (1 << 20)
+        assert grown_mib < TOLERANCE_MIB
+    assert printed(clean) == "clean"

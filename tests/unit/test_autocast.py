@@ -1,0 +1,205 @@
+"""CUDA's autocast rules on the CPU: which type each operator gives, and that they go away."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from labkit.cuda_autocast import FLOAT32, cuda_autocast_rules
+from labkit.simulate import fake_tensors
+from labkit.tracker import track
+
+HALF, FULL = torch.bfloat16, torch.float32
+TARGET = torch.tensor([0, 1, 0, 1])
+
+# Operator, its result's type under CUDA's rules, and under the CPU's own (input in half precision).
+TABLE = {
+    "linear": (lambda x, w: F.linear(x, w), HALF, HALF),
+    "matmul": (lambda x, w: x @ w, HALF, HALF),
+    "bmm": (lambda x, w: torch.bmm(x[None], w[None]), HALF, HALF),
+    "attention": (
+        lambda x, w: F.scaled_dot_product_attention(x[None], x[None], x[None]), HALF, HALF
+    ),
+    "relu": (lambda x, w: F.relu(x), HALF, HALF),
+    "gelu": (lambda x, w: F.gelu(x), HALF, HALF),
+    "silu": (lambda x, w: F.silu(x), HALF, HALF),
+    "add": (lambda x, w: x + x, HALF, HALF),
+    "mean": (lambda x, w: x.mean(), HALF, HALF),
+    "softmax": (lambda x, w: F.softmax(x, -1), FULL, HALF),
+    "log_softmax": (lambda x, w: F.log_softmax(x, -1), FULL, HALF),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (4,)), FULL, HALF),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (4,)), FULL, HALF),
+    "group_norm": (lambda x, w: F.group_norm(x, 2), FULL, HALF),
+    "exp": (lambda x, w: x.exp(), FULL, HALF),
+    "log": (lambda x, w: x.log(), FULL, HALF),
+    "pow": (lambda x, w: x.pow(2), FULL, HALF),
+    "rsqrt": (lambda x, w: x.rsqrt(), FULL, HALF),
+    "sum": (lambda x, w: x.sum(), FULL, HALF),
+    "cumsum": (lambda x, w: x.cumsum(0), FULL, HALF),
+    "softplus": (lambda x, w: F.softplus(x), FULL, HALF),
+    "norm": (lambda x, w: x.norm(), FULL, HALF),
+    "logsumexp": (lambda x, w: x.logsumexp(-1), FULL, HALF),
+    "interpolate": (lambda x, w: F.interpolate(x[None], scale_factor=2.0), FULL, HALF),
+    "huber_loss": (lambda x, w: F.huber_loss(x, x), FULL, None),
+    "cross_entropy": (lambda x, w: F.cross_entropy(x, TARGET), FULL, None),
+    "mse_loss": (lambda x, w: F.mse_loss(x, x), FULL, None),
+}  # fmt: skip
+
+
+def given(name):
+    x = torch.ones(4, 4, dtype=HALF)
+    with torch.autocast("cpu", dtype=HALF):
+        return TABLE[name][0](x, x.clone()).dtype
+
+
+def table():
+    return {name: given(name) for name in TABLE}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_types_inside_and_outside(name):
+    _, as_cuda, as_cpu = TABLE[name]
+    before = given(name)
+    assert as_cpu in (before, None)
+    with cuda_autocast_rules():
+        assert given(name) == as_cuda
+    assert given(name) == before
+
+
+def test_the_cpus_rules_are_back_after_an_error():
+    before = table()
+    with pytest.raises(ZeroDivisionError), cuda_autocast_rules():
+        raise ZeroDivisionError
+    assert table() == before
+
+
+def test_rules_can_be_entered_again_and_again():
+    before = table()
+    for _ in range(3):
+        with cuda_autocast_rules():
+            assert given("softmax") == FULL
+    assert table() == before
+
+
+def test_the_list_is_the_installed_pytorchs_own():
+    """The macros that CUDA's autocast is built from ship with every PyTorch as a C++ header."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    macros = dict(
+        re.findall(r"#define (AT_FORALL_FP32\w*)\(_\)(.*?)\n\n", header.read_text(), re.DOTALL)
+    )
+    assert set(macros) == {"AT_FORALL_FP32", "AT_FORALL_FP32_SET_OPT_DTYPE"}
+    operators = {name for body in macros.values() for name in re.findall(r"_\((\w+)", body)}
+    assert {"layer_norm", "softmax", "sum"} <= operators
+    assert operators - set(FLOAT32) == set()
+
+
+def test_every_listed_operator_exists():
+    assert len(set(FLOAT32)) == len(FLOAT32)
+    for name in FLOAT32:
+        assert getattr(torch.ops.aten, name).overloads()
+
+
+def test_nothing_changes_without_autocast():
+    x = torch.ones(4, 4, dtype=HALF)
+    with cuda_autocast_rules():
+        assert F.softmax(x, -1).dtype == HALF
+        with torch.autocast("cpu", dtype=HALF), torch.autocast("cpu", enabled=False):
+            assert x.exp().dtype == HALF
+
+
+def test_float64_and_whole_numbers_are_left_alone():
+    with cuda_autocast_rules(), torch.autocast("cpu", dtype=HALF):
+        assert torch.ones(2, dtype=torch.float64).exp().dtype == torch.float64
+        assert torch.ones(2, dtype=torch.int64).sum().dtype == torch.int64
+        assert torch.ones(2, dtype=torch.int64).cumsum(0).tolist() == [1, 2]
+
+
+def test_arguments_reach_the_operator():
+    x = torch.randn(3, 4, dtype=HALF)
+    with cuda_autocast_rules(), torch.autocast("cpu", dtype=HALF):
+        assert torch.equal(x.sum(dim=1, keepdim=True), x.float().sum(dim=1, keepdim=True))
+        assert torch.equal(x.softmax(0), x.float().softmax(0))
+        assert torch.equal(x.pow(3), x.float().pow(3))
+        assert torch.equal(F.layer_norm(x, (4,), eps=0.1), F.layer_norm(x.float(), (4,), eps=0.1))
+        assert x.sum(dtype=torch.float64).dtype == torch.float64
+
+
+class Block(nn.Module):
+    """What a transformer's layer does, as far as types go."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, width)
+        self.down = nn.Linear(width, 4)
+
+    def forward(self, x):
+        scores = self.up(self.norm(x))
+        return self.down(F.softmax(scores @ scores.mT, -1) @ scores)
+
+
+def loss_of(block):
+    with torch.autocast("cpu", dtype=HALF):
+        logits = block(torch.ones(2, 8, 16)).flatten(0, 1)
+        loss = F.cross_entropy(logits, torch.zeros(16, dtype=torch.long))
+    return logits, loss
+
+
+def test_a_backward_pass_gives_float32_gradients():
+    torch.manual_seed(0)
+    block = Block()
+    with cuda_autocast_rules():
+        logits, loss = loss_of(block)
+        loss.backward()
+    assert (logits.dtype, loss.dtype) == (HALF, FULL)
+    assert all(p.grad.dtype == FULL and p.grad.isfinite().all() for p in block.parameters())
+
+
+def test_gradients_are_those_of_the_float32_step_but_for_rounding():
+    def gradients(*, amp):
+        torch.manual_seed(1)
+        block, x = Block(), torch.randn(2, 8, 16)
+        with cuda_autocast_rules(), torch.autocast("cpu", dtype=HALF, enabled=amp):
+            block(x).float().square().mean().backward()
+        return torch.cat([p.grad.flatten() for p in block.parameters()])
+
+    full, half = gradients(amp=False), gradients(amp=True)
+    assert F.cosine_similarity(full, half, dim=0) > 0.99
+    assert not torch.equal(full, half)
+
+
+def test_fake_tensors_follow_the_rules_and_hold_the_same_bytes():
+    def step():
+        block = Block()
+        logits, loss = loss_of(block)
+        loss.backward()
+        return logits.dtype, loss.dtype
+
+    with cuda_autocast_rules(), track() as real:
+        expected = step()
+    with fake_tensors(as_cuda=True), track() as fake:
+        assert step() == expected
+    assert fake.trace().peak_bytes == real.trace().peak_bytes
+    with fake_tensors(as_cuda=False), track() as cpu:
+        step()
+    assert cpu.trace().peak_bytes < fake.trace().peak_bytes  # float32 results are kept
+    assert given("softmax") == HALF
+
+
+def test_checkpointing_recomputes_under_the_same_rules():
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.ones(4, 4, requires_grad=True)
+    seen = []
+
+    def block(x):
+        y = F.softmax(x @ x, -1)
+        seen.append(y.dtype)
+        return y @ y
+
+    with cuda_autocast_rules(), torch.autocast("cpu", dtype=HALF):
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert seen[0] == FULL
+    assert set(seen) == {FULL}

@@ -1,0 +1,588 @@
+"""What labkit leans on inside PyTorch and transformers, one test per thing.
+
+Most of these names are private, or their behaviour is promised nowhere. When a new version changes
+one, the test that fails here says which, and which module of labkit uses it.
+"""
+
+import gc
+import sys
+import weakref
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils.checkpoint import checkpoint
+
+aten = torch.ops.aten
+
+
+class Recorder(TorchDispatchMode):
+    """Notes what each operator was and gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.given = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.calls.append(func)
+        self.given.append(out)
+        return out
+
+    @property
+    def names(self):
+        """Short names, without the aliases that PyTorch makes for its own use."""
+        names = [func.__name__.partition(".")[0] for func in self.calls]
+        return [name for name in names if name not in ("detach", "lift_fresh")]
+
+
+# --- seeing operators: labkit.tracker ----------------------------------------------------------
+
+
+def test_a_dispatch_mode_sees_in_place_view_and_out_operators():
+    """``TorchDispatchMode`` (labkit.tracker): nothing that allocates passes it by."""
+    with Recorder() as seen:
+        x = torch.zeros(4)
+        x.add_(1)
+        x.view(2, 2)
+        torch.add(x, x, out=torch.empty(4))
+        x[:2] = 0
+    assert seen.names == ["zeros", "add_", "view", "empty", "add", "slice", "fill_"]
+    assert seen.given[seen.calls.index(aten.add_.Tensor)] is x
+
+
+def test_a_dispatch_mode_sees_backward_and_optimizers():
+    """``TorchDispatchMode`` (labkit.tracker) is active in autograd's thread on the CPU."""
+    layer = nn.Linear(4, 4)
+    stepper = torch.optim.SGD(layer.parameters(), lr=0.1)
+    loss = layer(torch.ones(2, 4)).sum()
+    with Recorder() as seen:
+        loss.backward()
+        assert "mm" in seen.names
+        stepper.step()
+    assert "add_" in seen.names
+
+
+def test_operators_say_whether_they_are_views_and_of_which_namespace():
+    """``OpOverload.is_view``, ``.namespace``, ``._overloadpacket``, ``.__name__`` (labkit.tracker's
+    count of bytes moved)."""
+    assert aten.view.default.is_view
+    assert not aten.mm.default.is_view
+    assert aten.mm.default.namespace == "aten"
+    assert aten.add.Tensor._overloadpacket is aten.add
+    assert aten.add.Tensor.__name__ == "add.Tensor"
+
+
+def test_dispatch_modes_nest_and_the_inner_one_sees_first():
+    """``TorchDispatchMode`` (labkit.simulate puts fake tensors under the tracker)."""
+    with FakeTensorMode(), Recorder() as seen:
+        x = torch.zeros(3)
+    assert seen.names == ["zeros"]
+    assert type(x).__name__ == "FakeTensor"
+
+
+def test_wrapper_subclasses_can_be_taken_apart():
+    """``is_traceable_wrapper_subclass``, ``__tensor_flatten__`` (labkit.tracker counts what a
+    DTensor or a quantised tensor holds)."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    both = TwoTensor(torch.zeros(2), torch.ones(2))
+    assert is_traceable_wrapper_subclass(both)
+    assert not is_traceable_wrapper_subclass(torch.zeros(2))
+    names = both.__tensor_flatten__()[0]
+    assert [getattr(both, name).sum().item() for name in names] == [0, 2]
+
+
+# --- the life of a storage: labkit.tracker ------------------------------------------------------
+
+
+def test_a_weak_reference_dies_exactly_when_the_storage_is_freed():
+    """Weak references to ``UntypedStorage`` (labkit.tracker): alive while any tensor, view or
+    graph holds the memory, gone at once with the last of them."""
+    died = []
+    x = torch.zeros(8, requires_grad=True)
+    y = x * 2
+    ref = weakref.ref(y.untyped_storage(), died.append)
+    view = y[:3].detach()
+    z = y.exp() + y  # autograd saves exp's result, and y only through the view
+    del y
+    gc.collect()
+    assert not died
+    del z
+    assert not died
+    del view
+    assert died == [ref]
+    assert ref() is None
+
+
+def test_a_weak_reference_lives_while_only_the_graph_holds_the_storage():
+    """Weak references to ``UntypedStorage`` (labkit.tracker): a tensor that only autograd saved
+    has no Python object, and still counts."""
+    died = []
+    hidden = torch.zeros(8, requires_grad=True) * 2
+    ref = weakref.ref(hidden.untyped_storage(), died.append)
+    loss = hidden.sin()
+    del hidden
+    gc.collect()
+    assert not died
+    assert ref() is not None
+    loss.sum().backward()
+    assert died == [ref]
+
+
+def test_cdata_is_a_storages_identity():
+    """``UntypedStorage._cdata`` (labkit.tracker's key): one value per storage, whatever Python
+    object stands for it."""
+    x, other = torch.zeros(4), torch.zeros(4)
+    addresses = {t.untyped_storage()._cdata for t in (x, x[:2], x.view(2, 2), x.detach())}
+    assert len(addresses) == 1
+    assert other.untyped_storage()._cdata not in addresses
+
+
+def test_resize_can_be_watched_from_python():
+    """``UntypedStorage.resize_`` (labkit.tracker, for FSDP): it is replaced on the class, and
+    changes ``nbytes`` of the storage it is called on."""
+    calls = []
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage, size):
+        calls.append(size)
+        return original(storage, size)
+
+    x = torch.zeros(4)
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize_):
+        x.untyped_storage().resize_(0)
+    assert calls == [0]
+    assert x.untyped_storage().nbytes() == 0
+
+
+# --- modules, gradients, optimizers: labkit.tracker ---------------------------------------------
+
+
+def test_global_module_hooks_run_and_post_hooks_run_on_errors_too():
+    """``register_module_forward_pre_hook`` and ``register_module_forward_hook`` with
+    ``always_call`` (labkit.tracker's module paths)."""
+    from torch.nn.modules import module as modules
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError
+
+    order = []
+    before = modules.register_module_forward_pre_hook(lambda m, _: order.append(type(m).__name__))
+    after = modules.register_module_forward_hook(
+        lambda m, *_: order.append(f"/{type(m).__name__}"), always_call=True
+    )
+    try:
+        nn.Sequential(nn.ReLU())(torch.ones(1))
+        with pytest.raises(ZeroDivisionError):
+            nn.Sequential(Broken())(torch.ones(1))
+    finally:
+        before.remove()
+        after.remove()
+    assert order == [
+        *("Sequential", "ReLU", "/ReLU", "/Sequential"),
+        *("Sequential", "Broken", "/Broken", "/Sequential"),
+    ]
+
+
+def test_the_gradient_is_there_in_the_post_accumulate_hook():
+    """``Tensor.register_post_accumulate_grad_hook`` (labkit.tracker names gradients)."""
+    weight = torch.ones(3, requires_grad=True)
+    seen = []
+    handle = weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum().item()))
+    (weight * 2).sum().backward()
+    (weight * 2).sum().backward()
+    handle.remove()
+    (weight * 2).sum().backward()
+    assert seen == [6.0, 12.0]
+
+
+def test_optimizers_have_global_step_hooks():
+    """``register_optimizer_step_pre_hook`` and ``..._post_hook`` (labkit.tracker's optimizer
+    phase): once each per step, the state there afterwards."""
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    weight = nn.Parameter(torch.ones(3))
+    stepper = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(3)
+    seen = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda o, *_: seen.append(("before", len(o.state)))),
+        register_optimizer_step_post_hook(lambda o, *_: seen.append(("after", len(o.state)))),
+    ]
+    try:
+        stepper.step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert seen == [("before", 0), ("after", 1)]
+    assert set(stepper.state[weight]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+# --- what autograd saves: labkit.tracker --------------------------------------------------------
+
+
+def test_entering_saved_tensors_hooks_pushes_the_default_hooks():
+    """``saved_tensors_hooks.__enter__`` and ``torch._C._autograd.
+    _push_saved_tensors_default_hooks`` (labkit.tracker wraps other people's hooks there)."""
+    pushed = []
+    hooks = saved_tensors_hooks(lambda t: t, lambda t: t)
+    name = "_push_saved_tensors_default_hooks"
+    with mock.patch.object(torch._C._autograd, name, lambda *pair: pushed.append(pair)):
+        hooks.__enter__()
+    assert pushed == [(hooks.pack_hook, hooks.unpack_hook)]
+
+
+def test_the_innermost_saved_tensors_hooks_win():
+    """``torch._C._autograd._push_saved_tensors_default_hooks`` (labkit.tracker): only the top
+    pair runs, which is why entering a pair is what must be watched."""
+    outer, inner = [], []
+    x = torch.ones(2, requires_grad=True)
+    with saved_tensors_hooks(lambda t: outer.append(1) or t, lambda t: t):
+        x.sin()
+        with saved_tensors_hooks(lambda t: inner.append(1) or t, lambda t: t):
+            x.sin()
+        x.sin()
+    assert (len(outer), len(inner)) == (2, 1)
+
+
+def test_checkpointing_saves_through_saved_tensors_hooks():
+    """``torch.utils.checkpoint`` without re-entry (labkit.tracker): it enters
+    ``saved_tensors_hooks`` in forward and again when it recomputes."""
+    entered = []
+    original = saved_tensors_hooks.__enter__
+
+    def enter(hooks):
+        entered.append(type(hooks).__qualname__)
+        return original(hooks)
+
+    x = torch.ones(4, requires_grad=True)
+    with mock.patch.object(saved_tensors_hooks, "__enter__", enter):
+        y = checkpoint(torch.sin, x, use_reentrant=False)
+        assert len(entered) == 1
+        y.sum().backward()
+    assert len(entered) == 2
+
+
+def test_checkpointing_stops_recomputing_early():
+    """``torch.utils.checkpoint``'s early stop (labkit.tracker): the last tensor that backward
+    needs is kept, then an exception leaves the recomputation; later operators do not run again."""
+    calls = []
+
+    def block(x):
+        y = x.sin()
+        calls.append("sin")
+        y = y * 2  # saves nothing of x's size that backward would wait for
+        calls.append("times")
+        return y + 1
+
+    x = torch.ones(4, requires_grad=True)
+    checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert calls == ["sin", "times"]  # the second time it stopped inside `sin`
+
+
+def test_checkpointing_keeps_the_random_state_through_torch():
+    """``torch.get_rng_state`` and ``set_rng_state`` (labkit.simulate answers both for real):
+    looked up on the module at the time of the call."""
+    x = torch.ones(4, requires_grad=True)
+    with (
+        mock.patch.object(torch, "get_rng_state", wraps=torch.get_rng_state) as get,
+        mock.patch.object(torch, "set_rng_state", wraps=torch.set_rng_state) as put,
+    ):
+        checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+    assert get.called
+    assert put.called
+
+
+def test_the_graph_task_says_whether_backward_runs():
+    """``torch._C._current_graph_task_id`` (labkit.tracker's backward phase): -1 outside."""
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: seen.append(torch._C._current_graph_task_id()))
+    assert torch._C._current_graph_task_id() == -1
+    (x * 2).sum().backward()
+    assert seen[0] != -1
+    assert torch._C._current_graph_task_id() == -1
+
+
+def test_tensors_count_their_in_place_changes():
+    """``Tensor._version`` (labkit.tracker's check in place of the one that hooks turn off)."""
+    x = torch.zeros(2)
+    before = x._version
+    x.add_(1)
+    assert x._version == x.detach()._version == before + 1
+
+
+# --- fake tensors: labkit.simulate --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_fake_storages_have_the_real_ones_bytes_and_device(dtype):
+    """``FakeTensorMode`` (labkit.simulate): a storage of the same ``nbytes`` on the CPU, whose
+    memory is not there."""
+    with FakeTensorMode():
+        fake = torch.zeros(3, 5, dtype=dtype)
+        huge = torch.empty(1 << 45, dtype=dtype)
+    real = torch.zeros(3, 5, dtype=dtype)
+    assert fake.untyped_storage().nbytes() == real.untyped_storage().nbytes()
+    assert huge.untyped_storage().nbytes() == (1 << 45) * dtype.itemsize
+    assert str(fake.device) == "cpu"
+
+
+def test_fake_views_share_their_storage_and_weak_references_work():
+    """``FakeTensorMode`` (labkit.simulate under labkit.tracker): identity and death of storages as
+    for real tensors."""
+    died = []
+    with FakeTensorMode():
+        x = torch.zeros(6)
+        assert x.view(2, 3).untyped_storage()._cdata == x.untyped_storage()._cdata
+        ref = weakref.ref(x.untyped_storage(), died.append)
+        del x
+    gc.collect()
+    assert died == [ref]
+
+
+def test_asking_a_fake_tensor_for_values_raises():
+    """``DataDependentOutputException`` and ``DynamicOutputShapeException`` (labkit.simulate turns
+    them into a sentence)."""
+    with FakeTensorMode():
+        x = torch.ones(3)
+        for ask in (lambda t: t[0].tolist(), lambda t: t.sum().item(), lambda t: bool(t[0] > 0)):
+            with pytest.raises(DataDependentOutputException) as caught:
+                ask(x)
+            assert caught.value.func is aten._local_scalar_dense.default
+        with pytest.raises(DynamicOutputShapeException) as caught:
+            x[x > 0]
+        assert caught.value.func
+
+
+def test_fake_mode_can_be_left_for_a_moment():
+    """``unset_fake_temporarily`` and ``_disable_current_modes`` (labkit.simulate: the random state
+    is real)."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with FakeTensorMode(), Recorder() as seen:
+        with _disable_current_modes(), unset_fake_temporarily():
+            real = torch.ones(2)
+        assert torch.ones(2).device.type == "cpu"
+    assert type(real) is torch.Tensor
+    assert seen.names == ["ones"]
+
+
+def test_moving_a_module_swaps_tensors_through_torch_utils():
+    """``torch.utils.swap_tensors`` (labkit.simulate replaces it): ``Module.to`` looks it up there
+    for parameters that are tensor sub-classes, fake ones too."""
+    with FakeTensorMode():
+        layer = nn.Linear(2, 2)
+        with mock.patch(
+            "torch.utils.swap_tensors", side_effect=lambda a, b: setattr(a, "data", b.data)
+        ) as swap:
+            layer.to(torch.bfloat16)
+    assert swap.call_count == 2
+    assert layer.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam",
+                  "RMSprop", "Rprop", "SGD"],
+)  # fmt: skip
+def test_optimizers_choose_their_form_by_one_function(optimizer):
+    """``_default_to_fused_or_foreach`` in each optimizer's module (labkit.simulate): returns
+    (fused, foreach); on the CPU neither, and what it returns is obeyed."""
+    from labkit.simulate import _optimizer_modules
+
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def operators():
+        stepper = getattr(torch.optim, optimizer)(layers.parameters(), lr=0.1)
+        for p in layers.parameters():
+            p.grad = torch.ones_like(p)
+        with Recorder() as seen:
+            stepper.step()
+        return any(name.startswith("_foreach") for name in seen.names)
+
+    assert not operators()
+    patches = [
+        mock.patch.object(module, "_default_to_fused_or_foreach", return_value=(False, True))
+        for module in _optimizer_modules()
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        assert operators()
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def test_packed_sequences_are_looked_for_by_one_function():
+    """``transformers.masking_utils.find_packed_sequence_indices`` (labkit.simulate answers None):
+    the masks look it up in their module, and None means that nothing is packed."""
+    import transformers.masking_utils as masking
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=16,
+                    num_attention_heads=1, use_cache=False)
+    )  # fmt: skip
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    expected = model(input_ids=tokens).logits
+    with mock.patch.object(masking, "find_packed_sequence_indices", return_value=None) as find:
+        assert torch.equal(model(input_ids=tokens).logits, expected)
+    assert find.called
+
+
+# --- autocast: labkit.cuda_autocast -------------------------------------------------------------
+
+
+def test_the_cpus_autocast_rule_of_one_operator_can_be_replaced():
+    """``torch.library.Library.impl(..., "AutocastCPU")``, ``_ExcludeDispatchKeyGuard`` and
+    ``Library._destroy`` (labkit.cuda_autocast)."""
+    x = torch.ones(2, 2, dtype=torch.bfloat16)
+    without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def in_float32(x, *args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(without):
+            return aten.exp.default(x.float())
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("exp", in_float32, "AutocastCPU")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert x.exp().dtype == torch.float32
+        assert x.exp().dtype == torch.bfloat16
+    finally:
+        library._destroy()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert x.exp().dtype == torch.bfloat16
+
+
+# --- counting work and bytes: labkit.tracker, labkit.measure ------------------------------------
+
+
+def test_the_profiler_gives_every_allocation_and_free():
+    """``profile(profile_memory=True).profiler.kineto_results.events()`` (labkit.measure's
+    allocator record): ``[memory]`` events with signed ``nbytes`` and ``start_ns``."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as record:
+        x = torch.zeros(1 << 18)
+        del x
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if abs(e.nbytes()) > 9]
+    assert sizes == [1 << 20, -(1 << 20)]
+
+
+def test_the_flop_registry_is_keyed_by_operator_packets():
+    """``torch.utils.flop_counter.flop_registry`` (labkit.tracker): formulas take the operator's own
+    arguments and ``out_val``; a multiply-add counts as two."""
+    from torch.utils.flop_counter import flop_registry
+
+    for packet in (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.convolution_backward):
+        assert packet in flop_registry
+    a, b = torch.ones(2, 3), torch.ones(3, 5)
+    assert flop_registry[aten.mm](a, b, out_val=a @ b) == 2 * 2 * 3 * 5
+
+
+def test_attention_flops_come_from_shapes():
+    """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (labkit.tracker, for the CPU's flash
+    kernel, which the registry lacks): two products forward, five backward."""
+    from torch.utils.flop_counter import (
+        flop_registry,
+        sdpa_backward_flop_count,
+        sdpa_flop_count,
+    )
+
+    shape = (2, 4, 16, 8)  # batch, heads, tokens, head
+    product = 2 * 2 * 4 * 16 * 16 * 8
+    assert sdpa_flop_count(shape, shape, shape) == 2 * product
+    assert sdpa_backward_flop_count(shape, shape, shape, shape) == 5 * product
+    assert aten._scaled_dot_product_flash_attention_for_cpu not in flop_registry
+
+
+def test_attention_on_the_cpu_is_the_flash_kernel():
+    """``aten._scaled_dot_product_flash_attention_for_cpu`` (labkit.simulate: it keeps the output
+    and the log-sum-exp, as CUDA's kernels do)."""
+    q = torch.ones(1, 2, 8, 4, requires_grad=True)
+    with Recorder() as seen:
+        nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    at = seen.names.index("_scaled_dot_product_flash_attention_for_cpu")
+    out, log_sum_exp = seen.given[at]
+    assert out.shape == q.shape
+    assert log_sum_exp.numel() == 1 * 2 * 8
+
+
+# --- CUDA: labkit.cuda --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved",
+        "reset_peak_memory_stats", "mem_get_info", "empty_cache", "memory_summary",
+        "set_per_process_memory_fraction", "get_device_properties", "synchronize",
+    ],
+)  # fmt: skip
+def test_cuda_memory_functions_exist(name):
+    """The functions that ``labkit.cuda.CudaMemory`` calls exist in a build without CUDA too."""
+    assert callable(getattr(torch.cuda, name))
+
+
+def test_private_cuda_functions_exist():
+    """``torch.cuda.memory._record_memory_history`` and ``_dump_snapshot`` (labkit.cuda), with the
+    arguments that it gives them; clearing cuBLAS workspaces, where PyTorch was built with CUDA."""
+    import inspect
+
+    names = inspect.signature(torch.cuda.memory._dump_snapshot).parameters
+    assert next(iter(names)) == "filename"
+    source = inspect.getsource(torch.cuda.memory._record_memory_history)
+    assert all(word in source for word in ("enabled", "stacks", "max_entries"))
+    assert hasattr(torch._C, "_cuda_clearCublasWorkspaces") or torch.version.cuda is None
+
+
+def test_an_out_of_memory_error_is_one_class():
+    """``torch.OutOfMemoryError`` (labkit.experiment): a RuntimeError, the same for every device,
+    that Python code can raise and an operator lets through."""
+    assert issubclass(torch.OutOfMemoryError, RuntimeError)
+    assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
+
+
+def test_bf16_support_can_be_asked_without_emulation():
+    """``torch.cuda.is_bf16_supported(including_emulation=False)`` (labkit.hardware)."""
+    import inspect
+
+    assert "including_emulation" in inspect.signature(torch.cuda.is_bf16_supported).parameters
+
+
+# --- Jupyter: labkit.cuda.free_memory -----------------------------------------------------------
+
+
+def test_ipython_keeps_the_last_error_where_we_clear_it():
+    """``InteractiveShell.InteractiveTB.tb`` and ``.last_execution_result`` (labkit.cuda)."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell()
+    try:
+        with mock.patch.object(sys, "stdout"):
+            shell.run_cell("1 / 0")
+        assert shell.InteractiveTB.tb is not None
+        assert shell.last_execution_result.error_in_exec is not None
+    finally:
+        shell.InteractiveTB.tb = shell.last_execution_result = None
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        shell.history_manager.end_session()

@@ -1,0 +1,778 @@
+"""measure(), simulate(), run() and sweep(): three worlds, one record; and what errors leave."""
+
+import gc
+import logging
+import re
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import labkit as lab
+from labkit import hardware, worlds
+from labkit.experiment import PRECISIONS, is_out_of_memory, requested_bytes
+from labkit.hardware import Machine
+from labkit.memory import GIB, KIB, MIB, InputError
+from labkit.simulate import first_failure
+
+CPU = torch.device("cpu")
+
+
+def mlp(device, batch_size=256, width=128, precision="fp32"):
+    """Two layers on data that can be learnt; AdamW."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, 1))
+    model.to(device)
+    alive.append(weakref.ref(model))
+    stepper = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x = torch.randn(batch_size, width, device=device)
+    target = x[:, :1].clone()
+    while True:
+        loss = (model(x) - target).square().mean()
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        yield loss
+
+
+alive: list[weakref.ref] = []
+
+
+def tensors():
+    gc.collect()
+    return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+
+def hooks():
+    """Everything that tracking and simulating put in place of PyTorch's own."""
+    from torch.nn.modules import module
+
+    optimizer = sys.modules["torch.optim.optimizer"]
+    softmax = torch.nn.functional.softmax
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        autocast_dtype = softmax(torch.zeros(2, dtype=torch.bfloat16), -1).dtype
+    return (
+        _get_current_dispatch_mode_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        torch.autograd.graph.saved_tensors_hooks.__enter__,
+        torch.UntypedStorage.resize_,
+        torch.utils.swap_tensors,
+        torch.get_rng_state,
+        sys.modules["torch.optim.adam"]._default_to_fused_or_foreach,
+        len(module._global_forward_hooks) + len(module._global_forward_pre_hooks),
+        len(optimizer._global_optimizer_pre_hooks),
+        len(optimizer._global_optimizer_post_hooks),
+        hardware.current_budget_bytes(),
+        autocast_dtype,
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collecting_garbage_is_quick():
+    """Every run collects garbage; what other modules left would be looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_hooked():
+    """Whatever a test does, PyTorch is afterwards as it was."""
+    before = hooks()
+    alive.clear()
+    yield
+    assert hooks() == before
+
+
+def everything_is_gone():
+    gc.collect()
+    assert alive
+    assert not any(ref() is not None for ref in alive)
+
+
+# --- the three worlds agree ---------------------------------------------------------------------
+
+
+def test_fake_equals_tracked_to_the_byte():
+    real, fake = lab.measure(mlp, steps=2), lab.simulate(mlp, steps=2)
+    assert (real.mode, fake.mode, fake.device) == ("tracked", "simulated", "CPU")
+    assert fake.peak_bytes == real.peak_bytes > MIB
+    assert fake.by_category == real.by_category
+    assert fake.step_peaks_bytes == real.step_peaks_bytes
+    assert fake.flops == real.flops > 0
+    assert fake.moved_bytes == pytest.approx(real.moved_bytes, abs=8)  # the loss that was read
+    assert [e[1:] for e in fake.trace.events] == [e[1:] for e in real.trace.events]
+    assert fake.parameters == real.parameters
+    everything_is_gone()
+
+
+def test_untracked_agrees_with_tracked():
+    tracked = lab.measure(mlp, batch_size=2048)
+    free = lab.measure(mlp, batch_size=2048, track=False)
+    assert free.peak_bytes == pytest.approx(tracked.peak_bytes, rel=0.005)
+    assert free.by_category == {"unattributed": free.peak_bytes}
+    assert free.trace is None
+    assert len(free.step_seconds) == len(free.losses) == 4
+
+
+def test_categories_sum_and_losses_fall():
+    run = lab.measure(mlp, steps=6)
+    assert sum(run.by_category.values()) == run.peak_bytes
+    assert len(run.losses) == 6
+    assert run.losses[-1] < run.losses[0] / 2
+    assert len(run.step_seconds) == 4  # the first two were tracked, not timed
+    assert run.seconds_per_step > 0
+    assert run.reserved_bytes is None
+    assert run.capacity_bytes is None
+    assert run.fits is None
+
+
+def test_a_simulation_has_neither_losses_nor_seconds():
+    run = lab.simulate(mlp)
+    assert (run.losses, run.step_seconds, run.reserved_bytes) == ((), (), None)
+
+
+def test_the_second_step_holds_the_optimizers_state():
+    run = lab.simulate(mlp, steps=3)
+    assert len(run.step_peaks_bytes) == 3
+    assert run.step_peaks_bytes[0] < run.step_peaks_bytes[1] == run.step_peaks_bytes[2]
+    assert run.peak_bytes == max(run.step_peaks_bytes)
+
+
+def test_an_experiment_may_end_early_or_be_stopped():
+    def three(device):
+        yield from [torch.ones(()), 2.0, 1]
+
+    assert lab.measure(three, steps=10).losses == (1.0, 2.0, 1.0)
+    assert lab.measure(three, steps=1).losses == (1.0,)
+
+
+def test_an_experiment_that_takes_steps_is_told_how_many():
+    def counting(device, steps=1):
+        for _ in range(steps):
+            yield torch.tensor(float(steps))
+
+    assert lab.measure(counting, steps=3).losses == (3.0, 3.0, 3.0)
+    assert lab.simulate(counting).parameters == {"steps": 2}
+
+
+def test_parameters_are_recorded_plainly_with_their_defaults():
+    def experiment(device, optimizer=torch.optim.SGD, sizes=(1, 2), rate=0.1, name=None):
+        yield torch.ones(1)
+
+    assert lab.measure(experiment, rate=0.5).parameters == {
+        "optimizer": "SGD",
+        "sizes": "(1, 2)",
+        "rate": 0.5,
+        "name": None,
+    }
+
+
+def test_the_next_run_is_like_the_first():
+    first, second = lab.measure(mlp), lab.measure(mlp)
+    assert second.losses == first.losses
+    assert (second.peak_bytes, second.by_category) == (first.peak_bytes, first.by_category)
+    everything_is_gone()
+
+
+# --- running out of memory ----------------------------------------------------------------------
+
+
+def new_peaks(trace, phase):
+    """Totals that an event of ``phase`` was the first to reach, with the event's number."""
+    total = best = 0
+    for index, _, change_bytes in trace.changes():
+        total += change_bytes
+        if total > best:
+            best = total
+            if trace.events[index].phase == phase:
+                yield index, total
+
+
+@pytest.mark.parametrize("phase", ["setup", "forward", "backward", "optimizer"])
+def test_running_out_of_memory_says_where_and_frees_everything(phase):
+    clean = lab.simulate(mlp, batch_size=8, width=256)
+    [(index, needed_bytes), *_] = new_peaks(clean.trace, phase)
+    before, first = tensors(), lab.measure(mlp, batch_size=8, width=256)
+    alive.clear()
+    with lab.pretend(budget_bytes=needed_bytes - 1):
+        run = lab.measure(mlp, batch_size=8, width=256)
+    culprit = clean.trace.storages[clean.trace.events[index].storage]
+    oom = run.oom
+    assert (oom.phase, oom.module, oom.operator) == (phase, culprit.module, culprit.operator)
+    assert oom.step == (0 if phase == "setup" else 1)
+    assert oom.requested_bytes == clean.trace.events[index].change_bytes
+    assert oom.live_bytes == needed_bytes - oom.requested_bytes == sum(oom.by_category.values())
+    assert oom.capacity_bytes == run.capacity_bytes == needed_bytes - 1
+    assert run.fits is False
+    assert oom.live_bytes <= run.peak_bytes < needed_bytes
+    assert run.losses == ()
+    if phase != "setup":
+        everything_is_gone()
+    assert tensors() == before
+    again = lab.measure(mlp, batch_size=8, width=256)
+    assert (again.losses, again.peak_bytes) == (first.losses, first.peak_bytes)
+
+
+def test_real_and_simulated_runs_fail_at_the_same_request():
+    clean = lab.simulate(mlp, batch_size=8, width=256)
+    budgets = [total - 1 for phase in ("forward", "optimizer")
+               for _, total in new_peaks(clean.trace, phase)]  # fmt: skip
+    for budget_bytes in budgets[:: max(1, len(budgets) // 6)]:
+        predicted = first_failure(clean.trace, budget_bytes)
+        with lab.pretend(budget_bytes=budget_bytes):
+            oom, fake = lab.measure(mlp, batch_size=8, width=256).oom, lab.simulate(
+                mlp, batch_size=8, width=256).oom  # fmt: skip
+        assert fake == predicted
+        for field in ("requested_bytes", "live_bytes", "step", "phase", "module", "operator"):
+            assert getattr(oom, field) == getattr(predicted, field), field
+
+
+def growing(device, first=64, factor=4):
+    """Each step's batch is larger than the last."""
+    layer = nn.Linear(256, 256, device=device)
+    alive.append(weakref.ref(layer))
+    size = first
+    while True:
+        loss = layer(torch.randn(size, 256, device=device)).square().mean()
+        loss.backward()
+        yield loss
+        size *= factor
+
+
+def test_a_failure_in_a_later_step_keeps_the_earlier_steps():
+    clean = lab.measure(growing, steps=2)
+    with lab.pretend(budget_bytes=clean.step_peaks_bytes[1] - 1):
+        run = lab.measure(growing, steps=2)
+    assert run.oom.step == 2
+    assert run.losses == clean.losses[:1] or len(run.losses) == 1
+    assert run.step_peaks_bytes[0] == clean.step_peaks_bytes[0]
+    assert run.step_peaks_bytes[1:] in ((), (run.peak_bytes,))
+    everything_is_gone()
+
+
+def test_a_budget_that_fits_changes_nothing():
+    free = lab.measure(mlp)
+    with lab.pretend(budget_bytes=free.peak_bytes):
+        run = lab.measure(mlp)
+    assert run.oom is None
+    assert run.fits is True
+    assert (run.peak_bytes, run.losses) == (free.peak_bytes, free.losses)
+
+
+def test_an_experiment_may_catch_its_own_out_of_memory():
+    def halving(device, batch_size=1024):
+        while True:
+            try:
+                yield torch.zeros(batch_size, KIB, device=device).sum()
+                return
+            except torch.OutOfMemoryError:
+                batch_size //= 2
+
+    with lab.pretend(budget_bytes=MIB):
+        run = lab.measure(halving)
+    assert run.oom is None
+    assert len(run.losses) == 1
+    assert run.peak_bytes <= MIB
+
+
+@pytest.mark.parametrize(
+    ("error", "requested"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"), 2 * GIB),
+        (torch.OutOfMemoryError("HIP out of memory. Tried to allocate 20.00 MiB."), 20 * MIB),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes."), 512),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), 0),
+        (RuntimeError("can't allocate memory: you tried to allocate 4096 bytes. Error"), 4096),
+        (torch.OutOfMemoryError("in other words"), 0),
+        (torch.OutOfMemoryError("Tried to allocate many GiB"), 0),
+        (torch.OutOfMemoryError("Tried to allocate"), 0),
+        (MemoryError(), 0),
+    ],
+)
+def test_out_of_memory_in_all_its_wordings(error, requested):
+    assert is_out_of_memory(error)
+    assert requested_bytes(error) == requested
+
+    def failing(device):
+        yield torch.ones(())
+        raise error
+
+    run = lab.measure(failing)
+    assert (run.oom.requested_bytes, run.oom.step, len(run.losses)) == (requested, 2, 1)
+
+
+def test_other_errors_are_not_out_of_memory():
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+# --- experiments that are wrong -----------------------------------------------------------------
+
+WORLDS = pytest.mark.parametrize("world", [lab.measure, lab.simulate, lab.run])
+
+
+def no_generator(device):
+    return torch.ones(())
+
+
+@WORLDS
+@pytest.mark.parametrize("thing", [no_generator, None, 5, "mlp", mlp(CPU), nn.Linear])
+def test_what_is_no_generator_function_is_refused(world, thing):
+    with pytest.raises(InputError, match="an experiment is a generator function"):
+        world(thing)
+
+
+@WORLDS
+def test_an_experiment_that_yields_nothing(world):
+    def nothing(device):
+        return
+        yield
+
+    with pytest.raises(InputError, match="nothing ended without yielding a loss"):
+        world(nothing)
+
+
+@WORLDS
+@pytest.mark.parametrize("value", ["loss", None, torch.ones(2), [1.0], {"loss": 1.0}])
+def test_an_experiment_that_yields_no_loss(world, value):
+    def wrong(device):
+        yield value
+
+    message = f"yields the loss, a tensor with one element.* yielded {type(value).__name__}"
+    with pytest.raises(InputError, match=message):
+        world(wrong)
+
+
+ASKING = {
+    "item": lambda loss: loss.item(),
+    "float": lambda loss: float(loss),
+    "if": lambda loss: bool(loss > 3),
+    "tolist": lambda loss: loss.tolist(),
+    "equal": lambda loss: torch.equal(loss, loss),
+    "mask": lambda loss: loss.reshape(1)[loss.reshape(1) > 0],
+}
+
+
+@pytest.mark.parametrize("ask", ASKING)
+def test_a_simulation_has_no_values_to_give(ask):
+    def curious(device):
+        loss = nn.Linear(8, 1, device=device)(torch.ones(1, 8, device=device)).sum()
+        ASKING[ask](loss.detach())
+        yield loss
+
+    assert lab.measure(curious).losses
+    with pytest.raises(InputError, match=r"curious asks for a value .*Yield the loss tensor"):
+        lab.simulate(curious)
+
+
+def test_printing_a_loss_is_no_question():
+    def printing(device):
+        loss = torch.ones(1, device=device).sum()
+        print(loss)
+        yield loss
+
+    assert lab.simulate(printing).peak_bytes > 0
+
+
+class OwnError(Exception):
+    pass
+
+
+@WORLDS
+@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_experiments_own_error_comes_through(world, error):
+    """Hooks and modes are gone (the fixture looks), and nothing outlives the error."""
+
+    def failing(device):
+        steps = mlp(device, batch_size=8)
+        yield next(steps)
+        next(steps)
+        raise error
+
+    with pytest.raises(error):
+        world(failing)
+    lab.free_memory()
+    everything_is_gone()
+
+
+@WORLDS
+def test_an_error_inside_an_operator_comes_through(world, monkeypatch):
+    # Fake tensors log such errors, and pytest keeps what is logged, tracebacks included.
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+
+    def failing(device):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 9)).to(device)
+        alive.append(weakref.ref(model))
+        yield model(torch.ones(2, 8, device=device)).sum()
+
+    with pytest.raises(RuntimeError, match=r"2x8|\[2, 8\]"):
+        world(failing)
+    lab.free_memory()
+    everything_is_gone()
+
+
+@WORLDS
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batchsize": 4}, "unknown argument of mlp 'batchsize'. Did you mean 'batch_size'? Known"),
+        ({"colour": 1}, "unknown argument of mlp 'colour'."),
+        ({"device": "cpu"}, "unknown argument of mlp 'device'."),
+        ({"batch_size": 0}, "batch_size must be from 1 to 2147483648, not 0"),
+        ({"batch_size": -1}, "batch_size must be from 1 to 2147483648, not -1"),
+        ({"batch_size": "x"}, "batch_size must be a whole number of at least 1, not 'x'"),
+        ({"batch_size": 8.0}, "batch_size must be a whole number of at least 1, not 8.0"),
+        ({"batch_size": True}, "batch_size must be a whole number of at least 1, not True"),
+        ({"precision": "fp23"}, "unknown precision 'fp23'. Did you mean 'fp32'? Known: fp32, amp"),
+        ({"precision": None}, "unknown precision None."),
+        ({"steps": 0}, "steps must be from 1 to 2147483648, not 0"),
+        ({"steps": "two"}, "steps must be a whole number of at least 1, not 'two'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_built(world, arguments, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        world(mlp, **arguments)
+    assert not alive
+
+
+@WORLDS
+def test_an_experiment_that_cannot_be_called_is_refused(world):
+    def no_device():
+        yield torch.ones(())
+
+    def needs_more(device, size):
+        yield torch.ones(size)
+
+    with pytest.raises(InputError, match="no_device"):
+        world(no_device)
+    with pytest.raises(InputError, match=r"needs_more.*size"):
+        world(needs_more)
+    world(needs_more, size=1)
+
+
+@WORLDS
+def test_what_is_forgiven_reaches_the_experiment_in_the_one_spelling(world):
+    def telling(device, batch_size=1, precision="fp32"):
+        seen.append((batch_size, precision))
+        yield torch.ones(())
+
+    seen = []
+    for precision in PRECISIONS:
+        world(telling, Batch_Size=3, precision=precision.upper().replace("-", "_"))
+    assert seen == [(3, precision) for precision in PRECISIONS]
+
+
+@pytest.mark.parametrize("gpu", ["t5", "no such card", 7])
+def test_an_unknown_gpu_is_refused(gpu):
+    for world in (lab.simulate, lab.run, lab.sweep):
+        with pytest.raises(InputError, match=re.escape(repr(gpu))):
+            world(mlp, gpu=gpu)
+    assert not alive
+
+
+# --- simulating a named GPU ---------------------------------------------------------------------
+
+
+def wide(device, width=1024):
+    layer = nn.Linear(width, width, device=device)
+    stepper = torch.optim.AdamW(layer.parameters())
+    while True:
+        loss = layer(torch.ones(1, width, device=device)).sum()
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        yield loss
+
+
+def test_a_small_run_fits_a_t4():
+    run = lab.simulate(wide, gpu="t4")
+    assert (run.fits, run.oom, run.device) == (True, None, lab.gpu("t4").name)
+    assert run.capacity_bytes == lab.gpu("t4").budget_bytes
+    assert run.label == f"simulated for {lab.gpu('t4').name}"
+
+
+def test_a_large_run_does_not_and_the_simulation_says_how_much_it_needs():
+    width = 40_000  # 6 GiB of weights; AdamW needs four times that
+    run = lab.simulate(wide, gpu="t4", width=width)
+    assert run.fits is False
+    assert run.peak_bytes > 4 * 4 * width * width > run.capacity_bytes
+    oom = run.oom
+    assert oom.live_bytes == sum(oom.by_category.values()) <= run.capacity_bytes
+    assert oom.live_bytes + oom.requested_bytes > run.capacity_bytes
+    assert (oom.step, oom.phase) == (1, "optimizer")
+    assert oom.by_category["weights"] == oom.by_category["gradients"] == 4 * width * (width + 1)
+    assert lab.simulate(wide, gpu="b200", width=width).fits is True
+
+
+def test_first_failure_is_none_exactly_when_the_peak_fits():
+    run = lab.simulate(wide, width=64)
+    trace = run.trace
+    assert first_failure(trace, run.peak_bytes) is None
+    live = 0
+    for event in trace.events:
+        capacity_bytes = live + max(event.change_bytes, 1) - 1
+        live += event.change_bytes
+        failure = first_failure(trace, capacity_bytes)
+        assert (failure is None) == (run.peak_bytes <= capacity_bytes)
+        if failure:
+            assert failure.live_bytes <= capacity_bytes
+            assert failure.live_bytes + failure.requested_bytes > capacity_bytes
+            assert failure.live_bytes == sum(failure.by_category.values())
+
+
+def test_a_gpu_takes_cudas_choices():
+    """AdamW's foreach form holds temporaries of a whole parameter set, which the loop does not."""
+
+    def layers(device):
+        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).to(device)
+        stepper = torch.optim.AdamW(model.parameters())
+        while True:
+            loss = model(torch.ones(1, 256, device=device)).sum()
+            loss.backward()
+            stepper.step()
+            yield loss
+
+    cpu, gpu = lab.simulate(layers), lab.simulate(layers, gpu="t4")
+    assert gpu.by_category["weights"] == cpu.by_category["weights"]
+    assert gpu.by_category["temporary"] > 2 * cpu.by_category.get("temporary", 0)
+
+
+def test_the_pretended_gpu_is_simulated():
+    with lab.pretend("t4"):
+        assert lab.simulate(wide).device == lab.gpu("t4").name
+        assert lab.run(wide).capacity_bytes == lab.gpu("t4").budget_bytes
+        assert lab.simulate(wide, gpu="l4").device == lab.gpu("l4").name
+    with lab.pretend(budget_bytes=MIB):
+        run = lab.simulate(wide)
+    assert (run.device, run.capacity_bytes, run.fits) == ("CPU", MIB, False)
+
+
+# --- run and sweep ------------------------------------------------------------------------------
+
+
+def test_run_simulates_a_t4_here_and_takes_another(monkeypatch):
+    monkeypatch.setattr(hardware, "machine", lambda: machine("cpu"))
+    assert lab.run(wide).device == lab.gpu("t4").name
+    assert lab.run(wide, gpu="l4").device == lab.gpu("l4").name
+    assert len(lab.run(wide, steps=3).step_peaks_bytes) == 3
+    with lab.pretend(budget_bytes=GIB):
+        assert lab.run(wide).capacity_bytes == GIB
+
+
+def test_run_measures_where_there_is_a_gpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(hardware, "machine", lambda: machine("cuda"))
+    monkeypatch.setattr(worlds, "measure", lambda *a, **k: calls.append((a, k)))
+    lab.run(mlp, gpu="t4", steps=3, batch_size=2)
+    lab.run(mlp)
+    assert calls == [((mlp,), {"steps": 3, "batch_size": 2}), ((mlp,), {})]
+    with pytest.raises(InputError, match="'t5'"):
+        lab.run(mlp, gpu="t5")
+
+
+def test_sweep_runs_every_combination_in_order():
+    runs = lab.sweep(mlp, progress=False, batch_size=[1, 2], width=range(2, 4), precision="fp32")
+    assert [(r.parameters["batch_size"], r.parameters["width"]) for r in runs] == [
+        (1, 2),
+        (1, 3),
+        (2, 2),
+        (2, 3),
+    ]
+    assert {r.parameters["precision"] for r in runs} == {"fp32"}
+    assert len(lab.sweep(mlp, progress=False, batch_size=2)) == 1
+
+
+def test_sweep_keeps_what_does_not_fit():
+    runs = lab.sweep(wide, gpu="t4", progress=False, width=[64, 40_000])
+    assert [run.fits for run in runs] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": []}, "batch_size is an empty list: there is nothing to run"),
+        ({"batch_size": [1, 0]}, "batch_size must be from 1"),
+        ({"batchsize": [1]}, "Did you mean 'batch_size'?"),
+        ({"precision": ["fp32", "fp64"]}, "unknown precision 'fp64'"),
+        ({"batch_size": [1, "x"], "width": [2]}, "not 'x'"),
+    ],
+)
+def test_sweep_refuses_before_the_first_run(settings, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        lab.sweep(mlp, progress=False, **settings)
+    assert not alive
+
+
+def test_sweep_shows_its_progress(capsys):
+    lab.sweep(wide, width=[8, 16])
+    assert "wide" in capsys.readouterr().err
+    lab.sweep(wide, width=[8, 16], progress=False)
+    assert capsys.readouterr().err == ""
+
+
+# --- on CUDA, by proxy --------------------------------------------------------------------------
+
+BASE = 5 * MIB  # what the process held before the run
+
+
+def machine(kind, capacity_bytes=16 * GIB):
+    return Machine(
+        kind=kind, name=f"a {kind}", capacity_bytes=capacity_bytes if kind == "cuda" else None,
+        note="", versions={}, bf16_native=True, cores=1, host_memory_bytes=None, in_colab=False,
+    )  # fmt: skip
+
+
+class FakeCuda:
+    """An allocator that answers from a script: one entry per time the peaks are reset."""
+
+    def __init__(self, *peaks):
+        self.script = [(BASE + allocated, reserved) for allocated, reserved in peaks]
+        self.resets, self.calls = -1, []
+
+    def __getattr__(self, name):  # synchronize, empty_cache, clear_workspaces
+        return lambda *_: self.calls.append(name)
+
+    def allocated(self):
+        return BASE
+
+    def capacity(self):
+        return 16 * GIB
+
+    def cap(self, fraction):
+        self.calls.append(("cap", fraction))
+
+    def reset_peaks(self):
+        self.resets = min(self.resets + 1, len(self.script) - 1)
+
+    def peak_allocated(self):
+        return self.script[self.resets][0]
+
+    def peak_reserved(self):
+        return self.script[self.resets][1]
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Tensors stay on the CPU; ``measure`` takes that for the GPU and asks the script."""
+
+    def install(*peaks, sees_tensors=True):
+        fake = FakeCuda(*peaks)
+        monkeypatch.setattr(hardware, "cuda_memory", fake)
+        monkeypatch.setattr(hardware, "device", lambda: torch.device("cuda", 0))
+        monkeypatch.setattr(hardware, "machine", lambda: machine("cuda"))
+        if sees_tensors:
+            monkeypatch.setattr(sys.modules["labkit.measure"], "_name", lambda device: "cpu")
+        return fake
+
+    return install
+
+
+def on_gpu(device, batch_size=8):
+    assert device == torch.device("cuda", 0)
+    yield from mlp(CPU, batch_size=batch_size)
+
+
+def test_cuda_peaks_are_the_allocators_above_what_was_held(cuda):
+    tracked = lab.measure(mlp, batch_size=8)
+    fake = cuda((70 * MIB, 80 * MIB), (90 * MIB, 120 * MIB), (60 * MIB, 110 * MIB), (1, 1), (1, 1))
+    run = lab.measure(on_gpu)
+    assert (run.mode, run.device, run.capacity_bytes) == ("measured", "a cuda", 16 * GIB)
+    assert run.step_peaks_bytes == (70 * MIB, 90 * MIB, 60 * MIB, 1)
+    assert run.peak_bytes == 90 * MIB == sum(run.by_category.values())
+    assert run.reserved_bytes == 120 * MIB
+    assert run.by_category.pop("unattributed") == 90 * MIB - tracked.peak_bytes
+    assert run.by_category == tracked.by_category
+    assert run.losses == tracked.losses
+    assert len(run.step_seconds) == 2
+    assert fake.calls[0] == "clear_workspaces"
+    assert fake.calls.count("synchronize") >= 6  # seconds end when the device is done
+    assert run.fits is True
+
+
+def test_cuda_cannot_count_less_than_the_tensors_it_holds(cuda):
+    tracked = lab.measure(mlp, batch_size=8)
+    cuda(*[(1, MIB)] * 5)
+    run = lab.measure(on_gpu)
+    assert run.peak_bytes == tracked.peak_bytes
+    assert "unattributed" not in run.by_category
+
+
+def test_tensors_on_the_host_are_counted_apart(cuda):
+    tracked = lab.measure(mlp, batch_size=8)
+    cuda(*[(30 * MIB, 40 * MIB)] * 5, sees_tensors=False)
+    run = lab.measure(on_gpu)
+    assert run.host_bytes == tracked.peak_bytes
+    assert run.by_category == {"unattributed": 30 * MIB}
+
+
+def test_untracked_on_cuda(cuda):
+    cuda(*[(n * MIB, 2 * n * MIB) for n in (30, 50, 40, 40, 0)])
+    run = lab.measure(on_gpu, track=False)
+    assert (run.peak_bytes, run.reserved_bytes) == (50 * MIB, 100 * MIB)
+    assert run.by_category == {"unattributed": 50 * MIB}
+    assert run.step_peaks_bytes == (30 * MIB, 50 * MIB, 40 * MIB, 40 * MIB)
+    assert len(run.step_seconds) == 4
+
+
+@pytest.fixture
+def explode():
+    """An operator that fails as CUDA's allocator does."""
+    library = torch.library.Library("labkit_test", "FRAGMENT")
+    library.define("explode(Tensor x) -> Tensor")
+
+    def kernel(x):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "14.56 GiB of which 1.10 GiB is free. Including non-PyTorch memory, this process has "
+            "13.46 GiB memory in use. Of the allocated memory 12.00 GiB is allocated by PyTorch."
+        )
+
+    library.impl("explode", kernel, "CPU")
+    yield torch.ops.labkit_test.explode
+    library._destroy()
+
+
+@pytest.mark.parametrize("fails_in_step", [1, 2, 3])
+def test_cuda_out_of_memory(cuda, explode, fails_in_step):
+    class Exploding(nn.Module):
+        def forward(self, x):
+            return explode(x)
+
+    def failing(device):
+        steps, model = mlp(CPU, batch_size=8), nn.Sequential(nn.ReLU(), Exploding())
+        for _ in range(fails_in_step - 1):
+            yield next(steps)
+        next(steps)
+        yield model(torch.ones(4))
+
+    cuda(*[(30 * MIB, 40 * MIB)] * (fails_in_step - 1), (70 * MIB, 90 * MIB))
+    run = lab.measure(failing)
+    assert run.oom.requested_bytes == 2 * GIB
+    assert run.oom.capacity_bytes is None or run.oom.capacity_bytes == 16 * GIB
+    assert (run.oom.step, len(run.losses)) == (fails_in_step, fails_in_step - 1)
+    assert run.oom.live_bytes == 70 * MIB == sum(run.oom.by_category.values())
+    assert run.peak_bytes == 70 * MIB == run.step_peaks_bytes[-1]
+    assert (run.reserved_bytes, run.fits) == (90 * MIB, False)
+    if fails_in_step < 3:  # tracked
+        assert (run.oom.module, run.oom.phase, run.oom.operator) == ("1", "forward", "explode") or (
+            run.oom.module.endswith(".1") and run.oom.phase == "forward"
+        )
+        assert run.oom.by_category["weights"] > 0
+    everything_is_gone()
+
+
+def test_pretending_on_cuda_caps_the_real_allocator(cuda):
+    fake = cuda(*[(30 * MIB, 40 * MIB)] * 5)
+    with lab.pretend("t4"):
+        run = lab.measure(on_gpu)
+        assert fake.calls[-1] != ("cap", 1.0)
+    assert run.capacity_bytes == lab.gpu("t4").budget_bytes
+    assert ("cap", lab.gpu("t4").budget_bytes / (16 * GIB)) in fake.calls
+    assert fake.calls[-1] == ("cap", 1.0)
+    with lab.pretend(budget_bytes=MIB):  # less than it needs: the tracker does not play allocator
+        assert lab.measure(on_gpu).oom is None

@@ -35,6 +35,11 @@ FLOAT32 = (
     "triplet_margin_loss", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_trilinear3d",
 )  # fmt: skip
+# Of these, the ones whose ``dtype`` argument asks for a float32 result: no copy of the input.
+SET_DTYPE = (
+    "cumprod", "cumsum", "linalg_matrix_norm", "linalg_vector_norm", "log_softmax", "prod",
+    "softmax", "sum",
+)  # fmt: skip
 _HALVES = (torch.float16, torch.bfloat16)
 _WITHOUT = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -52,8 +57,11 @@ def cuda_autocast_rules() -> Iterator[None]:
                     if overload in ("out", "dimname_out") or "out" in overload.split("_"):
                         continue
                     operator = getattr(packet, overload)
-                    library.impl(operator._name.removeprefix("aten::"), _in_float32(operator),
+                    kernel = _to_float32 if name in SET_DTYPE else _in_float32
+                    library.impl(operator._name.removeprefix("aten::"), kernel(operator),
                                  "AutocastCPU")  # fmt: skip
+            for name in _only_on_the_cpu():
+                library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         yield
     finally:
         library._destroy()
@@ -67,6 +75,35 @@ def _in_float32(operator: Any) -> Callable:
             return operator(*args, **kwargs)
 
     return kernel
+
+
+def _to_float32(operator: Any) -> Callable:
+    """CUDA's rule for `SET_DTYPE`: the result is float32, unless the caller asks for a type."""
+    names = [argument.name for argument in operator._schema.arguments]
+    if "dtype" not in names:
+        return _in_float32(operator)
+    position = names.index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = args[position] if position < len(args) else kwargs.get("dtype")
+        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
+            if args[0].dtype in _HALVES and given is None:
+                args = args[:position]
+                kwargs["dtype"] = torch.float32
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _only_on_the_cpu() -> list[str]:
+    """Operators with a rule for the CPU and none for CUDA, where they just run."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
+    names = [
+        name for name in registered if name.startswith("aten::") and not has(name, "AutocastCUDA")
+    ]
+    bare = (name.removeprefix("aten::") for name in names)
+    return [name for name in bare if name.partition(".")[0] not in FLOAT32]
 
 
 def _widen(value: Any) -> Any:

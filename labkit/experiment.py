@@ -12,6 +12,7 @@ needs and yields the loss once per training step:
 Because every tensor is local to the generator, closing it frees them all.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +45,7 @@ def check_arguments(
     if not inspect.isgeneratorfunction(experiment):
         raise InputError(
             f"an experiment is a generator function that yields the loss once per step; "
-            f"{getattr(experiment, '__name__', experiment)!r} is not one"
+            f"{name_of(experiment)!r} is not one"
         )
     accepted = inspect.signature(experiment).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
@@ -52,7 +53,7 @@ def check_arguments(
     checked = {"steps": steps} if steps is not None and "steps" in names else {}
     for name, value in parameters.items():
         if not anything:
-            name = one_of(name, names, f"argument of {experiment.__name__}")
+            name = one_of(name, names, f"argument of {name_of(experiment)}")
         if name in COUNTS and value is not None:
             value = positive_int(value, name)
         if name == "precision":
@@ -62,18 +63,30 @@ def check_arguments(
         inspect.signature(experiment).bind(None, **checked)
     except TypeError as error:
         raise InputError(
-            f"{experiment.__name__} cannot be called with a device and "
+            f"{name_of(experiment)} cannot be called with a device and "
             f"{', '.join(checked) or 'no arguments'}: {error}"
         ) from None
     return checked
 
 
+def name_of(experiment: Any) -> str:
+    """What to call an experiment; a `functools.partial` has the name of what it wraps."""
+    while isinstance(experiment, functools.partial):
+        experiment = experiment.func
+    return getattr(experiment, "__name__", repr(experiment))
+
+
 def plain_parameters(experiment: Experiment, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as plain values, defaults included, for the record of the run."""
-    bound = inspect.signature(experiment).bind_partial(None, **parameters)
+    signature = inspect.signature(experiment)
+    bound = signature.bind_partial(None, **parameters)
     bound.apply_defaults()
+    arguments = dict(list(bound.arguments.items())[1:])
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
     plain = {}
-    for name, value in list(bound.arguments.items())[1:]:
+    for name, value in arguments.items():
         if isinstance(value, str | int | float | bool | None):
             plain[name] = value
         else:

@@ -28,6 +28,7 @@ from labkit.experiment import (
     check_arguments,
     describe_oom,
     is_out_of_memory,
+    name_of,
     plain_parameters,
 )
 from labkit.memory import Category, InputError, Peak, Phase, Run, Trace, positive_int
@@ -68,7 +69,7 @@ def measure(
     job.steps.generator.close()
     hardware.free_memory()
     if not job.steps.done and job.oom is None:
-        raise InputError(f"{experiment.__name__} ended without yielding a loss")
+        raise InputError(f"{name_of(experiment)} ended without yielding a loss")
     return job.result()
 
 
@@ -166,7 +167,7 @@ class _Measurement:
         flops, moved_bytes = self.steps.work_per_step()
         here = hardware.machine()
         return Run(
-            name=self.experiment.__name__,
+            name=name_of(self.experiment),
             parameters=plain_parameters(self.experiment, self.parameters),
             mode="measured" if self.on_gpu or not self.tracked else "tracked",
             device=here.name,

@@ -400,7 +400,10 @@ def _read_run(record: Any) -> Run:
 def _read_categories(record: Any, total_bytes: int) -> dict[str, int]:
     if not isinstance(record, Mapping):
         raise InputError("by_category must be an object")
+    given = len(record)
     record = {one_of(key, list(Category), "category"): item for key, item in record.items()}
+    if len(record) != given:
+        raise InputError("by_category names a category twice")
     for key, value in record.items():
         _read_bytes(value, f"by_category[{key!r}]")
     if sum(record.values()) != total_bytes:

@@ -31,11 +31,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from labkit import hardware
 from labkit.cuda_autocast import cuda_autocast_rules
-from labkit.experiment import Experiment, Steps, check_arguments, plain_parameters
+from labkit.experiment import Experiment, Steps, check_arguments, name_of, plain_parameters
 from labkit.memory import Category, InputError, OutOfMemory, Run, Trace, positive_int
 from labkit.tracker import track
 
@@ -49,8 +51,8 @@ def fake_tensors(*, as_cuda: bool) -> Iterator[None]:
         # themselves; module.to() needs no more than this.
         a.data = b.data
 
-    def foreach(*_: Any, **__: Any) -> tuple[bool, bool]:
-        return False, True  # fused, foreach
+    def foreach(_: Any, differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:
+        return False, not differentiable  # fused, foreach
 
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -91,18 +93,42 @@ class _LibraryAnswers(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default and _asked_by_an_optimizer():
-            return 1.0
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            answer = _library_answer(args[0].dtype)
+            if answer is not None:
+                return answer
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type not in ("cpu", "meta"):
+            raise InputError(
+                f"the experiment puts a tensor on {str(device)!r}. Use the device that it is "
+                "given: a simulation stands for the GPU with fake tensors on the CPU."
+            )
+        if func._schema.is_mutable:
+            real = [t for t in tree_leaves(args) if type(t) is Parameter or type(t) is torch.Tensor]
+            if any(t.is_floating_point() and t.device.type != "meta" for t in real):
+                raise InputError(
+                    "the experiment changes a tensor that was made outside it. Build the model and "
+                    "everything else inside, so that a simulation leaves your tensors alone."
+                )
+        return func(*args, **kwargs)
 
 
-def _asked_by_an_optimizer() -> bool:
-    frame = sys._getframe(2)
+def _library_answer(dtype: torch.dtype) -> Any:
+    """What PyTorch's own code is told; None where the question is the experiment's own."""
+    frame = sys._getframe(2)  # who called .item(), bool() or float(): the first outside the modes
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch.optim."):
-            return True
+        name = frame.f_globals.get("__name__", "")
+        if name == "torch.amp.grad_scaler":
+            # found-inf is summed: none was found. Anything else it asks is a scale or a counter.
+            return 0.0 if frame.f_code.co_name in ("_maybe_opt_step", "<genexpr>") else 1.0
+        if name.startswith("torch.optim."):
+            # Numbers change no allocation; a yes or no (L-BFGS: stop now?) does: refuse it.
+            return None if dtype is torch.bool else 1.0
+        if not name.startswith(("torch.", "labkit.")):
+            return None
         frame = frame.f_back
-    return False
+    return None
 
 
 def _really(function: Any) -> Any:
@@ -155,17 +181,17 @@ def simulate(
                     pass
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise InputError(
-                    f"{experiment.__name__} asks for a value ({error.func}); a simulation has "
+                    f"{name_of(experiment)} asks for a value ({error.func}); a simulation has "
                     "none. Yield the loss tensor itself, and keep .item(), .tolist(), comparisons "
                     "of tensors and results whose size depends on values out of the step."
                 ) from None
             trace = job.trace(tracker)
     if not job.done:
-        raise InputError(f"{experiment.__name__} ended without yielding a loss")
+        raise InputError(f"{name_of(experiment)} ended without yielding a loss")
     peak = trace.peak()
     flops, moved_bytes = job.work_per_step()
     return Run(
-        name=experiment.__name__,
+        name=name_of(experiment),
         parameters=plain_parameters(experiment, parameters),
         mode="simulated",
         device=card.name if card else "CPU",

@@ -15,7 +15,9 @@ what they hold, tensors on ``meta`` hold nothing.
 Limits: memory that an operator takes and gives back inside itself (a kernel's workspace) is not a
 tensor and is not seen; neither is what C++ extensions allocate without PyTorch. A tensor made
 before tracking began is counted from the moment it is first met. Compiled code cannot run under
-a dispatch mode. Recording is for one thread and its backward pass.
+a dispatch mode, nor ``torch.func.grad`` under saved-tensor hooks. An L-BFGS closure's forward ends
+the optimizer's phase. Sparse gradients are not seen. Recording is for one thread and its backward
+pass.
 """
 
 import weakref
@@ -35,7 +37,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+    _push_mode,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from labkit.memory import Category, Event, Mark, Phase, Storage, Trace, Work, format_bytes
@@ -118,6 +126,7 @@ class Tracker(TorchDispatchMode):
         self._modules: list[torch.nn.Module] = []
         self._roots = 0
         self._optimizers_running = 0
+        self._used = False
         self._cleanup = ExitStack()
         self.failure: Failure | None = None
 
@@ -171,6 +180,17 @@ class Tracker(TorchDispatchMode):
     # --- entering and leaving -------------------------------------------------------------
 
     def __enter__(self) -> "Tracker":
+        if self._used:
+            raise RuntimeError("a tracker records once: call track() again for another block")
+        self._used = True
+        try:
+            self._start()
+        except BaseException:
+            self._cleanup.close()
+            raise
+        return self
+
+    def _start(self) -> None:
         push = self._cleanup.enter_context
         for handle in (
             register_module_forward_pre_hook(self._before_forward),
@@ -180,17 +200,40 @@ class Tracker(TorchDispatchMode):
         ):
             self._cleanup.callback(handle.remove)
         push(mock.patch.object(torch.UntypedStorage, "resize_", self._resizing()))
-        push(saved_tensors_hooks(self._pack, _unpack))
+        hooks = torch._C._autograd
+        # Hooks that somebody entered before us go on packing; ours only looks.
+        outer = hooks._top_saved_tensors_default_hooks(True)
+        self._hooks = self._observing(*outer) if outer else (self._pack, _unpack)
+        hooks._push_saved_tensors_default_hooks(*self._hooks)
+        self._cleanup.callback(self._remove_hooks)
         # From here on every other pair of hooks (checkpointing, saving on the CPU) reports too.
         push(mock.patch.object(saved_tensors_hooks, "__enter__", self._entering_hooks()))
         super().__enter__()
-        return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._cleanup.close()
+        # A generator may be suspended inside hooks or modes of its own, which then lie above ours.
+        above = []
+        while (mode := _get_current_dispatch_mode()) is not self and mode is not None:
+            above.append(_pop_mode())
+        try:
+            super().__exit__(*error)
+        finally:
+            for mode in reversed(above):
+                _push_mode(mode)
+            self._cleanup.close()
         self._numbers.clear()  # drops the weak references: what dies later is not our business
         self._modules.clear()
+
+    def _remove_hooks(self) -> None:
+        """Take our pair out of autograd's stack, and leave those above it."""
+        stack, above = torch._C._autograd, []
+        while (top := stack._top_saved_tensors_default_hooks(True)) is not None:
+            stack._pop_saved_tensors_default_hooks()
+            if top[0] == self._hooks[0]:
+                break
+            above.append((getattr(top[0], "plain", top[0]), top[1]))
+        for pair in reversed(above):
+            stack._push_saved_tensors_default_hooks(*pair)
 
     # --- storages -------------------------------------------------------------------------
 
@@ -206,6 +249,10 @@ class Tracker(TorchDispatchMode):
         address = storage._cdata
         ref = self._numbers.get(address)
         if ref is not None and ref() is not None:
+            # An operator's `resize_` and `out=` make a living storage grow.
+            grown_bytes = storage.nbytes() - self._entries[ref.number].nbytes
+            if grown_bytes:
+                self._changed(ref.number, grown_bytes)
             yield ref.number, 0
             return
         number, nbytes = len(self._entries), storage.nbytes()
@@ -269,11 +316,10 @@ class Tracker(TorchDispatchMode):
         self.operator = func.__name__.partition(".")[0]
         try:
             out = func(*args, **kwargs)
-            for item in out if isinstance(out, (list, tuple)) else (out,):
-                if isinstance(item, torch.Tensor):
-                    for number, nbytes in self._met(item):
-                        if self.budget_bytes is not None and nbytes:
-                            self._check_budget(number, nbytes)
+            for item in (out,) if isinstance(out, torch.Tensor) else _tensors(out):
+                for number, nbytes in self._met(item):
+                    if self.budget_bytes is not None and nbytes:
+                        self._check_budget(number, nbytes)
         except torch.OutOfMemoryError:
             # The hooks unwind module and phase on the way out: note them here.
             self.failure = self._failure()
@@ -317,7 +363,12 @@ class Tracker(TorchDispatchMode):
         self.module_path = self._names.get(module, "")
         if torch._C._current_graph_task_id() == -1:
             self.phase = Phase.FORWARD
+            # A step that failed never says that it ended, and one with a closure calls the model.
+            self._optimizers_running = 0
         if module in self._known_modules:
+            for parameter in module._parameters.values():  # its `.data` may be another by now
+                if parameter is not None:
+                    self._classify(parameter, Category.WEIGHTS)
             return
         self._known_modules.add(module)
         prefix = f"{self.module_path}." if self.module_path else ""
@@ -382,24 +433,30 @@ class Tracker(TorchDispatchMode):
         kept = tensor if tensor.grad_fn is None else tensor.detach()
         return kept, tensor._version
 
+    def _observing(self, pack: Callable, unpack: Callable) -> tuple[Callable, Callable]:
+        """Other people's hooks, with what they keep counted."""
+
+        def counted(tensor: torch.Tensor) -> Any:
+            try:
+                kept = pack(tensor)
+            except BaseException:
+                # Checkpointing keeps the last tensor it needs and then stops the forward.
+                self._classify(tensor, Category.ACTIVATIONS)
+                raise
+            for item in _tensors(kept):
+                self._classify(item, Category.ACTIVATIONS)
+            return kept
+
+        counted.plain = pack
+        return counted, unpack
+
     def _entering_hooks(self) -> Callable:
         """`saved_tensors_hooks.__enter__` for other people's hooks: what they keep is counted."""
 
         def enter(hooks: saved_tensors_hooks) -> None:
-            pack = hooks.pack_hook
-
-            def counted(tensor: torch.Tensor) -> Any:
-                try:
-                    kept = pack(tensor)
-                except BaseException:
-                    # Checkpointing keeps the last tensor it needs and then stops the forward.
-                    self._classify(tensor, Category.ACTIVATIONS)
-                    raise
-                for item in _tensors(kept):
-                    self._classify(item, Category.ACTIVATIONS)
-                return kept
-
-            torch._C._autograd._push_saved_tensors_default_hooks(counted, hooks.unpack_hook)
+            torch._C._autograd._push_saved_tensors_default_hooks(
+                *self._observing(hooks.pack_hook, hooks.unpack_hook)
+            )
 
         return enter
 

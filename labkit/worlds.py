@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from labkit import hardware
-from labkit.experiment import Experiment, check_arguments
+from labkit.experiment import Experiment, check_arguments, name_of
 from labkit.measure import measure
-from labkit.memory import InputError, Run
+from labkit.memory import InputError, Run, positive_int
 from labkit.simulate import simulate
 
 DEFAULT_GPU = "t4"  # what most people can have for nothing
@@ -65,8 +65,9 @@ def sweep(
     lists = [_as_list(name, value) for name, value in settings.items()]
     combinations = [dict(zip(names, values, strict=True)) for values in itertools.product(*lists)]
     for combination in combinations:  # all of them, before the first takes its time
+        positive_int(combination.get("steps", 1), "steps")
         check_arguments(experiment, {k: v for k, v in combination.items() if k != "steps"})
-    bar = tqdm(combinations, disable=not progress, leave=False, desc=experiment.__name__)
+    bar = tqdm(combinations, disable=not progress, leave=False, desc=name_of(experiment))
     return [run(experiment, gpu=gpu, **combination) for combination in bar]
 
 

@@ -7,7 +7,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit.exercises import Exercise
-from labkit.exercises.checks import expect_number, memory_target, run_experiment, same_losses
+from labkit.exercises.checks import (
+    Feedback,
+    expect_number,
+    memory_target,
+    run_experiment,
+    same_losses,
+)
 from labkit.memory import Run
 
 MOST_PEAK, MOST_EXTRA_FLOPS = 0.60, 0.10
@@ -33,7 +39,11 @@ def check_price(answer):
         )
     if value is not None and abs(value - 100 * 6 / 24 / 3) < 0.01:
         return f"You gave {value:g}. Not all of the forward pass is in the blocks: 90 % is."
-    return expect_number(answer, extra_percent(), rel_tolerance=0.005, unit="%")
+    if value is not None and abs(value - 25) < 0.01:
+        return "You gave 25. That is the share of the blocks. Which share of a whole step is that?"
+    if value is not None and abs(value - 30) < 0.01:
+        return "You gave 30. That is the price of checkpointing all of the blocks; we take 6 of 24."
+    return expect_number(answer, extra_percent(), rel_tolerance=0.005)
 
 
 # --- 2: a memory target with a price limit -----------------------------------------------------
@@ -66,7 +76,7 @@ def roomy(device, batch_size=8, steps=3):
 def thrifty(device, batch_size=8, steps=3):
     torch.manual_seed(0)
     blocks = nn.Sequential(*[Block(128) for _ in range(16)]).to(device)
-    for block in blocks[::2]:  # every other block: half the price, more than half kept
+    for block in blocks[::2]:  # every other block: half the price, 59 % of the peak
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     optimizer = torch.optim.SGD(blocks.parameters(), lr=1e-2)
     for _ in range(steps):
@@ -81,11 +91,21 @@ def thrifty(device, batch_size=8, steps=3):
 def check_thrifty(answer):
     reference = run_experiment(roomy, world="measure", batch_size=8, steps=3)
     run = run_experiment(answer, world="measure", batch_size=8, steps=3)
-    return (
-        same_losses(run, reference)
-        or memory_target(run, int(MOST_PEAK * reference.peak_bytes))
-        or _price(run, reference)
+    problem = same_losses(run, reference) or _too_high(run, reference) or _price(run, reference)
+    peak, extra = run.peak_bytes / reference.peak_bytes, run.flops / reference.flops - 1
+    return problem or Feedback(
+        True, f"That is right: {peak:.0%} of the peak for {extra:+.1%} arithmetic, equal losses."
     )
+
+
+def _too_high(run: Run, reference: Run) -> str | None:
+    problem = memory_target(run, int(MOST_PEAK * reference.peak_bytes))
+    if problem and run.flops > reference.flops:
+        problem += (
+            " You do recompute some blocks. Where do recomputed activations meet those that are "
+            "still kept?"
+        )
+    return problem
 
 
 def _price(run: Run, reference: Run) -> str | None:

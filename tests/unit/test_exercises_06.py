@@ -21,7 +21,7 @@ def test_stub_and_solution(exercise):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [(22.5, "forward pass alone"), (8.3333, "Not all of the forward"), (0.075, "factor of 100"),
-     ("7.5 %", "A number")],
+     ("7.5 %", "A number"), (25, "share of the blocks"), (30, "all of the blocks")],
 )  # fmt: skip
 def test_price_mistakes(answer, says):
     outcome = lab.exercise("06-1").check(answer)
@@ -54,6 +54,7 @@ def variant(wrap, rate=1e-2):
         (variant(lambda number: True), "more arithmetic; the limit is"),
         (variant(lambda number: number % 2, rate=1.0), "loss"),
         (variant(lambda number: number < 3), "the target at most"),
+        (variant(lambda number: number >= 8), "still kept"),
     ],
 )
 def test_target_mistakes(answer, says):

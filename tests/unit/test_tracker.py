@@ -261,3 +261,95 @@ def test_steps_split_the_trace():
     trace = tracker.trace()
     peaks = [trace.peak(start=a, stop=b).total_bytes for a, b in trace.steps()]
     assert peaks == [MIB, 2 * MIB]
+
+
+def test_growing_by_resize_and_by_out_is_seen():
+    with track() as tracker:
+        grown = torch.empty(0).resize_(MEGA)
+        result, square = torch.empty(0), torch.ones(512, 512)
+        torch.mm(square, square, out=result)
+        assert tracker.live_bytes["cpu"] == 3 * MIB
+    assert grown.numel() == MEGA
+
+
+def test_hooks_and_modes_of_a_suspended_generator_survive_the_tracker():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    packed, counted = [], []
+
+    def experiment():
+        layer = nn.Linear(16, 16)
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: packed.append(step) or t.detach(), lambda t: t
+        )
+        with hooks, FlopCounterMode(display=False) as flops:
+            while True:
+                before = flops.get_total_flops()
+                layer(torch.ones(4, 16)).sum().backward()
+                counted.append(flops.get_total_flops() - before)
+                yield
+
+    running = experiment()
+    with track() as tracker:
+        step = 1
+        next(running)
+    events = tracker.events
+    step = 2
+    next(running)
+    assert packed.count(1) == packed.count(2) > 0
+    assert counted[0] == counted[1] > 0
+    assert tracker.events == events
+    running.close()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_hooks_entered_before_the_tracker_go_on_packing():
+    packed = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: packed.append(1) or t.detach(), lambda t: t
+    )
+    with hooks, track() as tracker:
+        torch.ones(MEGA, requires_grad=True).exp().sum().backward()
+    assert packed
+    assert Category.ACTIVATIONS in peak(tracker).by_category
+
+
+def test_weights_replaced_after_the_first_forward_are_weights():
+    with track() as tracker:
+        layer = nn.Linear(512, 512, bias=False)
+        layer(torch.zeros(1, 512))
+        layer.weight.data = torch.ones(512, 512)
+        layer(torch.zeros(1, 512))
+        live = tracker.live_by_category()
+    assert live == {Category.WEIGHTS: MIB}
+
+
+def test_a_start_that_fails_leaves_nothing_behind():
+    before = torch.UntypedStorage.resize_
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("not here"),
+        pytest.raises(RuntimeError, match="not here"),
+    ):
+        track().__enter__()
+    assert torch.UntypedStorage.resize_ is before
+
+
+def test_a_tracker_is_used_once():
+    tracker = track()
+    with tracker:
+        pass
+    with pytest.raises(RuntimeError, match="records once"):
+        tracker.__enter__()
+
+
+def test_a_failed_optimizer_step_does_not_colour_the_next_forward():
+    def broken():
+        raise ValueError("closure")
+
+    with track() as tracker:
+        layer = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+        with pytest.raises(ValueError, match="closure"):
+            optimizer.step(broken)
+        layer(torch.zeros(1, 8))
+        assert tracker.phase is Phase.FORWARD

@@ -53,6 +53,8 @@ def check_missing(answer):
             "with, so there is nothing to time.",
         )
     folded = str(answer).lower().replace("-", "_")
+    if folded in ("loss", "losses"):
+        return f"You gave {folded!r}. True, losses are missing as well, but not among the four."
     if folded not in known:
         return problem
     return f"You chose {folded!r}. A simulated run knows it: {_shown(folded, known[folded])}."
@@ -143,10 +145,16 @@ def check_batch(answer):
             "first row does, and the driver takes some of the 16 GB on the box."
         )
     if one_more <= room:
+        why = (
+            "You are close. Round down only at the end, and take both points from batches that "
+            "peak in backward, of four rows or more."
+            if one_more > 0.9 * room
+            else "Did you scale the whole peak with the batch? Weights and optimizer state do not "
+            "grow with it."
+        )
         return (
             f"A batch of {rows} fits, with {format_bytes(needed)} of {format_bytes(room)}. But so "
-            f"does one of {rows + 1}. Did you scale the whole peak with the batch? Weights and "
-            "optimizer state do not grow with it."
+            f"does one of {rows + 1}. {why}"
         )
     return Feedback(
         True,

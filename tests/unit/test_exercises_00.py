@@ -32,7 +32,8 @@ def fails(id, answer, says):
         ("peak_bytes", "knows it: "),
         ("by-category", "optimizer "),
         ("flops", "operations"),
-        ("losses", "unknown choice 'losses'"),
+        ("losses", "not among the four"),
+        ("speed", "unknown choice 'speed'"),
         (7, "You gave 7"),
     ],
 )
@@ -115,7 +116,13 @@ def test_batch_for_the_figure_on_the_box_is_too_large():
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(27.4, "You gave 27.4"), (0, "must be from 1"), ("all", "'all'"), (True, "not True")],
+    [
+        (27.4, "You gave 27.4"),
+        (26, "You are close"),
+        (0, "must be from 1"),
+        ("all", "'all'"),
+        (True, "not True"),
+    ],
 )
 def test_batch_that_is_none(answer, says):
     fails("00-3", answer, says)

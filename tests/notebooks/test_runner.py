@@ -48,7 +48,10 @@ def test_a_folder_with_braces_in_its_name(tmp_path):
 
 def test_resume_skips_only_what_passed_and_has_not_changed(tmp_path):
     lesson = write_lesson(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
-    count = lambda: len((tmp_path / "ran").read_text())  # noqa: E731
+
+    def count():
+        return len((tmp_path / "ran").read_text())
+
     run(tmp_path, lesson)
     assert run(tmp_path, lesson, resume=True).outcomes[0].reused
     assert count() == 1

@@ -1,0 +1,192 @@
+"""Replay the event log of a run through a model of PyTorch's caching allocator.
+
+That gives what a log of tensors cannot: reserved memory, fragmentation, the map of segments at any
+moment, and the exact request that fails under a budget, without a GPU.
+
+Source: ``resize_bytes_cuda`` in PyTorch's ``aten/src/ATen/native/cuda/Resize.cpp`` for a storage
+that changes its size in place; `labkit.allocator` for the rest.
+
+Limits: the allocator's own, and the log's: what is not in it (the workspaces of cuDNN, say) is not
+served. `labkit.workspaces` adds cuBLAS's.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from labkit.allocator import CachingAllocator
+from labkit.memory import Category, InputError, OutOfMemory, Storage, Trace, one_of
+from labkit.tracker import SimulatedOutOfMemory
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the allocator does with every event of a trace on one device.
+
+    After the first request that the budget cannot serve the replay goes on without a budget, so
+    that the figures say what would have been needed. Without a failure no figure in
+    ``reserved_bytes`` passes the budget; with one ``peak_reserved_bytes`` does.
+
+    Attributes:
+        peak_allocated_bytes, peak_reserved_bytes: the largest of the whole replay.
+        budget_bytes, expandable_segments, device: what it was asked with.
+        allocated_bytes, reserved_bytes: after each event on the device.
+        indices: which event of the trace each of them belongs to.
+        failure: the first request that failed; None if all were served. Its ``live_bytes`` is
+            what was allocated, and ``unattributed`` there is what rounding took of it.
+        highest_bytes: the most allocated during each event: a storage that changes its size is
+            copied, so the old and the new block are both in use for a moment.
+        trace: the trace itself.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    budget_bytes: int | None
+    expandable_segments: bool
+    allocated_bytes: tuple[int, ...] = field(repr=False)
+    reserved_bytes: tuple[int, ...] = field(repr=False)
+    indices: tuple[int, ...] = field(repr=False)
+    failure: OutOfMemory | None
+    device: str
+    highest_bytes: tuple[int, ...] = field(repr=False)
+    trace: Trace = field(repr=False, compare=False)
+
+    def step_peaks_bytes(self) -> tuple[int, ...]:
+        """Most bytes allocated in each training step, what it found at its start included."""
+        peaks = []
+        for start, stop in self.trace.steps():
+            first, last = bisect_left(self.indices, start), bisect_left(self.indices, stop)
+            before = self.allocated_bytes[first - 1] if first else 0
+            peaks.append(max(self.highest_bytes[first:last], default=before))
+        return tuple(peaks)
+
+    def segments_at(self, index: int) -> list[dict[str, Any]]:
+        """The segments just after event ``index`` of the trace; before the first one for -1.
+
+        As `CachingAllocator.segments` gives them. Blocks are named by what they hold: a category,
+        then the parameter, else the operator and module that allocated it.
+
+        Raises:
+            InputError: the trace has no event ``index``.
+        """
+        most = len(self.trace.events) - 1
+        if type(index) is not int or not -1 <= index <= most:
+            raise InputError(f"index must be a whole number from -1 to {most}, not {index!r}")
+        player = _Player(self.trace, self.budget_bytes, self.expandable_segments, named=True)
+        for number in self.indices:
+            if number > index:
+                break
+            player.play(number)
+        return player.allocator.segments()
+
+
+def replay(
+    trace: Trace,
+    *,
+    budget_bytes: int | None = None,
+    expandable_segments: bool = False,
+    device: str | None = None,
+) -> Replay:
+    """Serve every event of ``trace`` as PyTorch's caching allocator would.
+
+    Args:
+        trace: an event log, of a real or of a simulated run.
+        budget_bytes: what the device can provide; None is without limit.
+        expandable_segments: as ``PYTORCH_ALLOC_CONF=expandable_segments:True``.
+        device: whose events; by default the trace's own device.
+
+    Raises:
+        InputError: a bad argument, or a trace that frees more of a storage than it holds.
+    """
+    if not isinstance(trace, Trace):
+        raise InputError(f"a replay needs a trace, as in run.trace, not {type(trace).__name__}")
+    device = trace.device if device is None else one_of(device, trace.devices, "device")
+    player = _Player(trace, budget_bytes, expandable_segments)
+    allocator = player.allocator
+    indices = [i for i, e in enumerate(trace.events) if trace.storages[e.storage].device == device]
+    allocated, reserved, highest = [], [], []
+    for index in indices:
+        highest.append(player.play(index))
+        allocated.append(allocator.allocated_bytes)
+        reserved.append(allocator.reserved_bytes)
+    return Replay(
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        budget_bytes=budget_bytes,
+        expandable_segments=allocator.expandable_segments,
+        allocated_bytes=tuple(allocated),
+        reserved_bytes=tuple(reserved),
+        indices=tuple(indices),
+        failure=player.failure,
+        device=device,
+        highest_bytes=tuple(highest),
+        trace=trace,
+    )
+
+
+class _Player:
+    """Gives the events of a trace to an allocator, one by one."""
+
+    def __init__(
+        self, trace: Trace, budget_bytes: int | None, expandable: bool, *, named: bool = False
+    ) -> None:
+        self.allocator = CachingAllocator(budget_bytes=budget_bytes, expandable_segments=expandable)
+        self.trace, self.named = trace, named
+        self.failure: OutOfMemory | None = None
+        self._held: dict[int, tuple[int, int]] = {}  # storage: its handle and bytes
+
+    def play(self, index: int) -> int:
+        """Serve event ``index``; the most bytes allocated while doing so."""
+        number, change_bytes, _ = self.trace.events[index]
+        highest_bytes = self.allocator.allocated_bytes
+        if not change_bytes:  # an empty storage was made or freed
+            return highest_bytes
+        handle, held_bytes = self._held.pop(number, (None, 0))
+        nbytes = held_bytes + change_bytes
+        if nbytes < 0:
+            # A tracker meets every storage with all its bytes, so this log is none of its.
+            raise InputError(
+                f"event {index} frees {-change_bytes} bytes of storage {number}, "
+                f"which holds {held_bytes}"
+            )
+        if nbytes:  # before the old block is freed: resize_bytes_cuda copies
+            self._held[number] = self._allocate(index, number, nbytes, held_bytes), nbytes
+            highest_bytes = self.allocator.allocated_bytes
+        if handle is not None:
+            self.allocator.free(handle)
+        return highest_bytes
+
+    def _allocate(self, index: int, number: int, nbytes: int, held_bytes: int) -> int:
+        name = _name(self.trace.storages[number]) if self.named else ""
+        try:
+            return self.allocator.allocate(nbytes, name)
+        except SimulatedOutOfMemory:
+            self.failure = self._failed(index, number, nbytes, held_bytes)
+        self.allocator.budget_bytes = None
+        return self.allocator.allocate(nbytes, name)
+
+    def _failed(self, index: int, number: int, nbytes: int, held_bytes: int) -> OutOfMemory:
+        storages, allocator = self.trace.storages, self.allocator
+        live = Counter({Category.UNATTRIBUTED: allocator.allocated_bytes})
+        for holder, held in chain(
+            ((n, held) for n, (_, held) in self._held.items()), [(number, held_bytes)]
+        ):
+            live[storages[holder].category] += held
+            live[Category.UNATTRIBUTED] -= held
+        return OutOfMemory(
+            requested_bytes=nbytes,
+            live_bytes=allocator.allocated_bytes,
+            capacity_bytes=allocator.budget_bytes,
+            by_category={str(c): live[c] for c in Category if live[c]},
+            step=sum(start <= index for start, _ in self.trace.steps()),
+            phase=str(self.trace.events[index].phase),
+            module=storages[number].module,
+            operator=storages[number].operator,
+        )
+
+
+def _name(storage: Storage) -> str:
+    where = storage.name or " in ".join(filter(None, [storage.operator, storage.module]))
+    return f"{storage.category} {where}".rstrip()

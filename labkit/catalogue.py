@@ -37,6 +37,8 @@ class Gpu:
         memory_type: ``"GDDR6"``, ``"HBM3"`` and so on.
         bf16_native: whether the hardware computes in bfloat16.
         unified: whether CPU and GPU share the memory.
+        compute_capability: the generation of NVIDIA's hardware as (major, minor), which decides
+            what kernels it runs; None for other vendors.
         source: title and address of the vendor's document.
         capacity_source: where ``usable_bytes`` was read, or the rule it was derived by.
         note: which rate the TFLOPS are, and other small print.
@@ -52,6 +54,7 @@ class Gpu:
     memory_type: str
     bf16_native: bool
     unified: bool
+    compute_capability: tuple[int, int] | None
     source: str
     capacity_source: str
     note: str
@@ -74,6 +77,8 @@ def _read_catalogue(path: Path) -> dict[str, Gpu]:
     for key, table in tables.items():
         fields = {"fp16_tflops": None, "bf16_tflops": None, "unified": False} | table
         fields["usable_bytes"] = round(fields.pop("usable_gib") * GIB)
+        capability = fields.pop("compute_capability", None)
+        fields["compute_capability"] = capability and tuple(map(int, capability.split(".")))
         # Only Apple's entries say so themselves: they publish no rate.
         fields.setdefault("bf16_native", fields["bf16_tflops"] is not None)
         catalogue[key] = Gpu(key=key, **fields)

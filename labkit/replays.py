@@ -74,7 +74,7 @@ class Replay:
         most = len(self.trace.events) - 1
         if type(index) is not int or not -1 <= index <= most:
             raise InputError(f"index must be a whole number from -1 to {most}, not {index!r}")
-        player = _Player(self.trace, self.budget_bytes, self.expandable_segments, named=True)
+        player = Player(self.trace, self.budget_bytes, self.expandable_segments, named=True)
         for number in self.indices:
             if number > index:
                 break
@@ -103,7 +103,7 @@ def replay(
     if not isinstance(trace, Trace):
         raise InputError(f"a replay needs a trace, as in run.trace, not {type(trace).__name__}")
     device = trace.device if device is None else one_of(device, trace.devices, "device")
-    player = _Player(trace, budget_bytes, expandable_segments)
+    player = Player(trace, budget_bytes, expandable_segments)
     allocator = player.allocator
     indices = [i for i, e in enumerate(trace.events) if trace.storages[e.storage].device == device]
     allocated, reserved, highest = [], [], []
@@ -126,8 +126,9 @@ def replay(
     )
 
 
-class _Player:
-    """Gives the events of a trace to an allocator, one by one."""
+class Player:
+    """Gives the events of a trace to an allocator, one by one: `play` each index in order, and look
+    at ``allocator`` in between."""
 
     def __init__(
         self, trace: Trace, budget_bytes: int | None, expandable: bool, *, named: bool = False

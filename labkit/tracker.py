@@ -396,6 +396,15 @@ class Tracker(TorchDispatchMode):
 
     def _watch_parameter(self, parameter: torch.Tensor, name: str) -> None:
         self._classify(parameter, Category.WEIGHTS, name)
+        # A quantised parameter carries its scales and tables beside itself (bitsandbytes).
+        carriers, names = [parameter], ("CB", "SCB")
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            carriers, names = [*carriers, state], ("CB", "SCB", "absmax", "code", "offset")
+            state = getattr(state, "state2", None)
+        for carrier in carriers:
+            for attribute in names:
+                self._classify(getattr(carrier, attribute, None), Category.WEIGHTS, name)
         if parameter.requires_grad and parameter.is_leaf:
 
             def accumulated(owner: torch.Tensor) -> None:

@@ -119,15 +119,18 @@ def _wrong_share(given, run):
 
 
 @functools.cache
-def t4_peak_bytes(rows: int) -> int:
-    return lab.simulate(train, gpu="t4", batch_size=rows).peak_bytes
+def t4_run(rows: int) -> Run:
+    return lab.simulate(train, gpu="t4", batch_size=rows)
 
 
 def largest_batch():
     few, many = 8, 16  # both peak in backward, so both lie on the line
-    per_row = (t4_peak_bytes(many) - t4_peak_bytes(few)) / (many - few)
-    paid_once = t4_peak_bytes(few) - few * per_row
-    return int((lab.gpu("t4").budget_bytes - paid_once) // per_row)
+    per_row = (t4_run(many).peak_bytes - t4_run(few).peak_bytes) / (many - few)
+    paid_once = t4_run(few).peak_bytes - few * per_row
+    rows = int((lab.gpu("t4").budget_bytes - paid_once) // per_row)
+    while not t4_run(rows).fits:
+        rows -= 1  # the tensors would fit, the allocator's blocks do not
+    return rows
 
 
 def check_batch(answer):
@@ -137,29 +140,36 @@ def check_batch(answer):
         answer = int(answer)
     rows = positive_int(answer, "the batch", most=1 << 20)
     room = lab.gpu("t4").budget_bytes
-    needed, one_more = t4_peak_bytes(rows), t4_peak_bytes(rows + 1)
-    if needed > room:
+    run, one_more = t4_run(rows), t4_run(rows + 1)
+    needed = format_bytes(run.peak_bytes)
+    if run.peak_bytes > room:
         return (
-            f"A batch of {rows} needs {format_bytes(needed)}; a T4 leaves a program "
+            f"A batch of {rows} needs {needed}; a T4 leaves a program "
             f"{format_bytes(room)}. Weights and optimizer state take their part of it before the "
             "first row does, and the driver takes some of the 16 GB on the box."
         )
-    if one_more <= room:
+    if not run.fits:
+        return (
+            f"Very close. The tensors of a batch of {rows} are {needed} and would fit, but the "
+            f"blocks that PyTorch hands out would need {format_bytes(run.reserved_bytes)} of "
+            f"{format_bytes(room)}. Go down a row at a time until `fits` says yes."
+        )
+    if one_more.fits:
         why = (
             "You are close. Round down only at the end, and take both points from batches that "
             "peak in backward, of four rows or more."
-            if one_more > 0.9 * room
+            if not t4_run(rows + 2).fits
             else "Did you scale the whole peak with the batch? Weights and optimizer state do not "
             "grow with it."
         )
         return (
-            f"A batch of {rows} fits, with {format_bytes(needed)} of {format_bytes(room)}. But so "
+            f"A batch of {rows} fits, with {needed} of {format_bytes(room)}. But so "
             f"does one of {rows + 1}. {why}"
         )
     return Feedback(
         True,
-        f"A batch of {rows} needs {format_bytes(needed)} of {format_bytes(room)}; one of "
-        f"{rows + 1} would need {format_bytes(one_more)}.",
+        f"A batch of {rows} fits: {needed} of tensors, {format_bytes(run.reserved_bytes)} of "
+        f"blocks in {format_bytes(room)}. One of {rows + 1} does not.",
     )
 
 
@@ -191,11 +201,12 @@ EXERCISES = (
         "00-3",
         question="What is the largest batch with which SmolLM2-135M trains on a T4, in fp32?",
         hints=(
-            "peak = paid once + rows × per row. Call `t4_peak_bytes` for two batches; the "
-            "difference of the peaks over the difference of the rows is what one row costs.",
+            "peak = paid once + rows × per row. Call `t4_run` for two batches; the difference of "
+            "their `peak_bytes` over the difference of the rows is what one row costs.",
             "Do not take a batch of 1: there the peak is in the optimizer's step, off the line. "
             "8 and 16 will do.",
-            'rows = (lab.gpu("t4").budget_bytes - paid once) / per row, rounded down.',
+            'rows = (lab.gpu("t4").budget_bytes - paid once) / per row, rounded down; then one '
+            "less at a time until `t4_run(rows).fits`.",
         ),
         solution=largest_batch,
         check=check_batch,

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from labkit.catalogue import gpu
 from labkit.cuda_autocast import FLOAT32, cuda_autocast_rules
-from labkit.simulate import fake_tensors
+from labkit.fake_mode import fake_tensors
 from labkit.tracker import track
 
 HALF, FULL = torch.bfloat16, torch.float32
@@ -179,10 +180,10 @@ def test_fake_tensors_follow_the_rules_and_hold_the_same_bytes():
 
     with cuda_autocast_rules(), track() as real:
         expected = step()
-    with fake_tensors(as_cuda=True), track() as fake:
+    with fake_tensors(gpu("t4")), track() as fake:
         assert step() == expected
     assert fake.trace().peak_bytes == real.trace().peak_bytes
-    with fake_tensors(as_cuda=False), track() as cpu:
+    with fake_tensors(None), track() as cpu:
         step()
     assert cpu.trace().peak_bytes < fake.trace().peak_bytes  # float32 results are kept
     assert given("softmax") == HALF

@@ -7,6 +7,7 @@ one, the test that fails here says which, and which module of labkit uses it.
 import gc
 import sys
 import weakref
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -295,7 +296,7 @@ def test_checkpointing_stops_recomputing_early():
 
 
 def test_checkpointing_keeps_the_random_state_through_torch():
-    """``torch.get_rng_state`` and ``set_rng_state`` (labkit.simulate answers both for real):
+    """``torch.get_rng_state`` and ``set_rng_state`` (labkit.fake_mode answers both for real):
     looked up on the module at the time of the call."""
     x = torch.ones(4, requires_grad=True)
     with (
@@ -326,12 +327,12 @@ def test_tensors_count_their_in_place_changes():
     assert x._version == x.detach()._version == before + 1
 
 
-# --- fake tensors: labkit.simulate --------------------------------------------------------------
+# --- fake tensors: labkit.fake_mode --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_fake_storages_have_the_real_ones_bytes_and_device(dtype):
-    """``FakeTensorMode`` (labkit.simulate): a storage of the same ``nbytes`` on the CPU, whose
+    """``FakeTensorMode`` (labkit.fake_mode): a storage of the same ``nbytes`` on the CPU, whose
     memory is not there."""
     with FakeTensorMode():
         fake = torch.zeros(3, 5, dtype=dtype)
@@ -343,7 +344,7 @@ def test_fake_storages_have_the_real_ones_bytes_and_device(dtype):
 
 
 def test_fake_views_share_their_storage_and_weak_references_work():
-    """``FakeTensorMode`` (labkit.simulate under labkit.tracker): identity and death of storages as
+    """``FakeTensorMode`` (labkit.fake_mode under labkit.tracker): identity and death of storages as
     for real tensors."""
     died = []
     with FakeTensorMode():
@@ -370,7 +371,7 @@ def test_asking_a_fake_tensor_for_values_raises():
 
 
 def test_fake_mode_can_be_left_for_a_moment():
-    """``unset_fake_temporarily`` and ``_disable_current_modes`` (labkit.simulate: the random state
+    """``unset_fake_temporarily`` and ``_disable_current_modes`` (labkit.fake_mode: the random state
     is real)."""
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -383,7 +384,7 @@ def test_fake_mode_can_be_left_for_a_moment():
 
 
 def test_moving_a_module_swaps_tensors_through_torch_utils():
-    """``torch.utils.swap_tensors`` (labkit.simulate replaces it): ``Module.to`` looks it up there
+    """``torch.utils.swap_tensors`` (labkit.fake_mode replaces it): ``Module.to`` looks it up there
     for parameters that are tensor sub-classes, fake ones too."""
     with FakeTensorMode():
         layer = nn.Linear(2, 2)
@@ -400,9 +401,9 @@ def test_moving_a_module_swaps_tensors_through_torch_utils():
                   "RMSprop", "Rprop", "SGD"],
 )  # fmt: skip
 def test_optimizers_choose_their_form_by_one_function(optimizer):
-    """``_default_to_fused_or_foreach`` in each optimizer's module (labkit.simulate): returns
+    """``_default_to_fused_or_foreach`` in each optimizer's module (labkit.fake_mode): returns
     (fused, foreach); on the CPU neither, and what it returns is obeyed."""
-    from labkit.simulate import _optimizer_modules
+    from labkit.fake_mode import _optimizer_modules
 
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
@@ -429,7 +430,7 @@ def test_optimizers_choose_their_form_by_one_function(optimizer):
 
 
 def test_packed_sequences_are_looked_for_by_one_function():
-    """``transformers.masking_utils.find_packed_sequence_indices`` (labkit.simulate answers None):
+    """``transformers.masking_utils.find_packed_sequence_indices`` (labkit.fake_mode answers None):
     the masks look it up in their module, and None means that nothing is packed."""
     import transformers.masking_utils as masking
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -468,6 +469,186 @@ def test_the_cpus_autocast_rule_of_one_operator_can_be_replaced():
         library._destroy()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert x.exp().dtype == torch.bfloat16
+
+
+# --- attention: labkit.cuda_attention -----------------------------------------------------------
+
+
+def test_attention_can_be_taken_over_above_autograd():
+    """``torch.library.Library.impl(..., "AutogradCPU")``, ``Library._destroy`` and
+    ``OpOverload.decompose`` (labkit.cuda_attention): the kernel stands below autocast, sees
+    ``requires_grad``, and PyTorch's own is still there to be called."""
+    operator, seen = aten.scaled_dot_product_attention.default, []
+    x = torch.ones(1, 1, 4, 8, requires_grad=True)
+
+    def kernel(query, *args, **kwargs):
+        seen.append((query.dtype, query.requires_grad))
+        return operator.decompose(query, *args, **kwargs)
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("scaled_dot_product_attention", kernel, "AutogradCPU")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = nn.functional.scaled_dot_product_attention(x, x, x)
+        out.sum().backward()
+    finally:
+        library._destroy()
+    nn.functional.scaled_dot_product_attention(x, x, x)
+    assert seen == [(torch.bfloat16, True)]
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "rows"),
+    [("flash", (), (40,)), ("efficient", (None, True), (64,)), ("cudnn", (None, True), (40, 1))],
+)
+def test_cudas_attention_operators_have_shapes_on_fake_cpu_tensors(name, extra, rows):
+    """``aten._scaled_dot_product_{flash,efficient,cudnn}_attention`` (labkit.cuda_attention): the
+    meta functions serve a CPU device too, and tell what backward keeps: the log-sum-exp."""
+    operator = getattr(aten, f"_scaled_dot_product_{name}_attention")
+    gpu = torch.device("cpu", 0)
+    with FakeTensorMode():
+        x = torch.ones(2, 4, 40, 16, dtype=torch.float16, device=gpu, requires_grad=True)
+        out, log_sum_exp, *_ = operator(x, x, x, *extra)
+        out.sum().backward()
+    assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, gpu)
+    assert (log_sum_exp.shape, log_sum_exp.dtype) == ((2, 4, *rows), torch.float32)
+    assert (x.grad.shape, x.grad.device) == (x.shape, gpu)
+
+
+def test_what_sdpa_kernel_sets_can_be_read():
+    """``torch._C._get_sdp_priority_order`` and ``torch.backends.cuda.*_sdp_enabled``
+    (labkit.cuda_attention), in a build without CUDA too."""
+    from torch.nn.attention import sdpa_kernel
+
+    from labkit.attention_rules import CUDNN, EFFICIENT, FLASH, MATH, ORDER
+    from labkit.cuda_attention import _preferences
+
+    assert tuple(torch._C._get_sdp_priority_order())[: len(ORDER)] == tuple(map(int, ORDER))
+    assert _preferences() == (frozenset({FLASH, EFFICIENT, MATH, CUDNN}), None)
+    with sdpa_kernel([CUDNN, EFFICIENT], set_priority=True):
+        allowed, order = _preferences()
+    assert (allowed, order[:2]) == ({CUDNN, EFFICIENT}, (CUDNN, EFFICIENT))
+
+
+def test_which_version_groups_heads_in_the_memory_efficient_kernel():
+    """PyTorch's own ``sdp_utils_cpp.h``: the change that taught that kernel grouped heads also
+    gave the check a ``supports_mqa`` (labkit.attention_rules' ``EFFICIENT_TAKES_GROUPS``)."""
+    from labkit.attention_rules import EFFICIENT_TAKES_GROUPS
+
+    header = Path(torch.__file__).parent / "include/ATen/native/transformers/sdp_utils_cpp.h"
+    if not header.exists():
+        pytest.skip("this PyTorch came without its headers")
+    text = header.read_text()
+    assert "check_batch_size_and_num_heads_dense" in text
+    assert ("supports_mqa" in text) == EFFICIENT_TAKES_GROUPS
+
+
+def test_the_plain_forms_softmax_has_that_backward():
+    """``aten._safe_softmax`` and ``_softmax_backward_data`` (labkit.cuda_attention's plain form):
+    autograd keeps the result only, and rows without any score are zeros."""
+    from labkit.cuda_attention import _SafeSoftmax
+
+    scores = torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]], requires_grad=True)
+    ours, theirs = _SafeSoftmax.apply(scores), aten._safe_softmax(scores, -1)
+    assert torch.equal(ours, theirs)
+    weights = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    gradients = [torch.autograd.grad((y * weights).sum(), scores)[0] for y in (ours, theirs)]
+    assert torch.equal(*gradients)
+
+
+# --- bitsandbytes: labkit.fake_bitsandbytes, labkit.tracker -------------------------------------
+
+
+def test_fake_tensors_keep_two_cpus_apart():
+    """``FakeTensor.fake_device`` (labkit.fake_mode, labkit.fake_bitsandbytes): a tensor's device
+    is this attribute, ``cpu`` and ``cpu:0`` are two, and setting ``.data`` leaves it alone."""
+    with FakeTensorMode():
+        host, gpu = torch.zeros(2), torch.zeros(2, device="cpu:0")
+        assert (host.device.index, gpu.device.index) == (None, 0)
+        with pytest.raises(RuntimeError, match="same device"):
+            host + gpu
+        host.data = gpu.data
+        assert host.device.index is None
+        host.fake_device = gpu.device
+        assert host.device == gpu.device
+        assert (host + gpu).device.index == 0
+
+
+def test_a_fake_parameter_can_become_a_kind_of_its_own():
+    """``FakeTensor.__class__`` can be set to a class that also descends from a parameter's
+    (labkit.fake_bitsandbytes), and ``Parameter`` then asks ``detach`` for the same class."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    class Kind(nn.Parameter):
+        pass
+
+    both = type("Kind", (FakeTensor, Kind), {})
+    with FakeTensorMode():
+        parameter = nn.Parameter(torch.zeros(2), False)
+        parameter.__class__ = both
+        assert isinstance(parameter, Kind)
+        assert isinstance(parameter + 1, FakeTensor)
+
+
+def test_bitsandbytes_looks_up_what_is_replaced():
+    """``Tensor._make_subclass``, and names in bitsandbytes' modules (labkit.fake_bitsandbytes):
+    each is found in its module at the time of the call."""
+    import inspect
+
+    import bitsandbytes
+    from bitsandbytes import functional
+    from bitsandbytes.autograd import _functions
+    from bitsandbytes.nn import modules
+    from bitsandbytes.optim import optimizer
+
+    for kind in (modules.Params4bit, modules.Int8Params):
+        assert "torch.Tensor._make_subclass(cls," in inspect.getsource(kind.__new__)
+    assert "bnb.matmul(" in inspect.getsource(modules.Linear8bitLt.forward)
+    assert "has_avx512bf16()" in inspect.getsource(modules.Linear4bit.__init__)
+    assert modules.bnb is bitsandbytes
+    for function, operator in (
+        (_functions.MatMul8bitLt.forward, "int8_scaled_mm.default("),
+        (_functions.MatMul4Bit.forward, "gemm_4bit.default("),
+        (_functions.matmul_4bit, "gemm_4bit.default("),
+    ):
+        assert f"torch.ops.bitsandbytes.{operator}" in inspect.getsource(function)
+    assert "F.create_dynamic_map(" in inspect.getsource(optimizer.Optimizer8bit.fill_qmap)
+    assert optimizer.F is functional
+    assert "is_on_gpu(" in inspect.getsource(functional.optimizer_update_32bit)
+    assert 'name2qmap["dynamic"]' in inspect.getsource(functional.quantize_blockwise)
+
+
+def test_bitsandbytes_pages_and_copies_from_these_sizes():
+    """The bounds in bitsandbytes' source that labkit.fake_bitsandbytes repeats."""
+    import inspect
+
+    import bitsandbytes
+    from bitsandbytes.optim.optimizer import Optimizer8bit
+
+    from labkit.fake_bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
+
+    assert "p.numel() < 1e5" in inspect.getsource(Optimizer8bit.get_state_buffer)
+    assert PAGED_ELEMENTS == 1e5
+    folder = Path(bitsandbytes.__file__).parent
+    cuda = (folder / "backends/cuda/ops.py").read_text()
+    assert f"return M < {COPIED_ROWS}\n" in cuda
+    assert "if M > 512:\n        return False" in cuda
+
+
+def test_quantised_parameters_carry_their_statistics():
+    """``Params4bit.quant_state`` with ``absmax``, ``code``, ``offset``, ``state2``, and
+    ``Int8Params.CB`` and ``SCB`` (labkit.tracker counts them as weights)."""
+    import bitsandbytes as bnb
+
+    layer = bnb.nn.Linear4bit(128, 64, quant_type="nf4", compress_statistics=True).to("cpu")
+    state = layer.weight.quant_state
+    for tensor in (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code):
+        assert isinstance(tensor, torch.Tensor)
+    assert state.state2.state2 is None
+    layer = bnb.nn.Linear8bitLt(128, 64, has_fp16_weights=False).to("cpu")
+    assert layer.weight.CB.untyped_storage()._cdata == layer.weight.untyped_storage()._cdata
+    assert layer.weight.SCB.shape == (64,)
 
 
 # --- counting work and bytes: labkit.tracker, labkit.measure ------------------------------------
@@ -514,8 +695,8 @@ def test_attention_flops_come_from_shapes():
 
 
 def test_attention_on_the_cpu_is_the_flash_kernel():
-    """``aten._scaled_dot_product_flash_attention_for_cpu`` (labkit.simulate: it keeps the output
-    and the log-sum-exp, as CUDA's kernels do)."""
+    """``aten._scaled_dot_product_flash_attention_for_cpu`` (labkit.cuda_attention, for the host's
+    tensors and for cards of other vendors): it keeps the output and the log-sum-exp."""
     q = torch.ones(1, 2, 8, 4, requires_grad=True)
     with Recorder() as seen:
         nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)

@@ -446,7 +446,7 @@ def test_an_experiment_that_cannot_be_called_is_refused(world):
         yield torch.ones(())
 
     def needs_more(device, size):
-        yield torch.ones(size)
+        yield torch.ones(size, device=device)
 
     with pytest.raises(InputError, match="no_device"):
         world(no_device)
@@ -459,7 +459,7 @@ def test_an_experiment_that_cannot_be_called_is_refused(world):
 def test_what_is_forgiven_reaches_the_experiment_in_the_one_spelling(world):
     def telling(device, batch_size=1, precision="fp32"):
         seen.append((batch_size, precision))
-        yield torch.ones(())
+        yield torch.ones((), device=device)
 
     seen = []
     for precision in PRECISIONS:

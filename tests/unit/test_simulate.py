@@ -1,12 +1,17 @@
 """What a simulation refuses, answers, and leaves alone."""
 
+import contextlib
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import labkit as lab
+from labkit.catalogue import gpu
+from labkit.fake_mode import GPU_DEVICE, fake_tensors
 
 
 def test_another_device_is_refused_with_a_sentence():
@@ -66,12 +71,12 @@ def test_a_closure_that_asks_nothing_is_simulated():
 @pytest.mark.parametrize("unscale", [False, True])
 def test_a_grad_scaler_finds_no_infinity(unscale):
     def scaled(device):
-        layer = nn.Linear(64, 64)
+        layer = nn.Linear(64, 64, device=device)
         optimizer = torch.optim.AdamW(layer.parameters())
         scaler = torch.amp.GradScaler(device.type)
         while True:
             with torch.autocast(device.type, dtype=torch.float16):
-                loss = layer(torch.randn(4, 64)).float().square().mean()
+                loss = layer(torch.randn(4, 64, device=device)).float().square().mean()
             scaler.scale(loss).backward()
             if unscale:
                 scaler.unscale_(optimizer)
@@ -90,3 +95,161 @@ def test_a_partial_has_a_name_and_keyword_arguments_are_recorded():
 
     run = lab.simulate(functools.partial(flexible), batch_size=4, steps=1)
     assert (run.name, run.parameters) == ("flexible", {"batch_size": 4})
+
+
+# --- the GPU and the host are two devices ------------------------------------------------------
+
+HOST = torch.device("cpu")
+
+
+def on_gpu(*size):
+    return torch.zeros(*size, device=GPU_DEVICE)
+
+
+MADE_ON_THE_GPU = {
+    "tensor": lambda: torch.tensor([1.0, 2.0], device=GPU_DEVICE),
+    "tensor of a number": lambda: torch.tensor(3.0, device=GPU_DEVICE),
+    "tensor with a type": lambda: torch.tensor([[1], [2]], dtype=torch.long, device="cpu:0"),
+    "as_tensor": lambda: torch.as_tensor([1.0, 2.0], device=GPU_DEVICE),
+    "as_tensor of numpy": lambda: torch.as_tensor(np.zeros(2), device=GPU_DEVICE),
+    "as_tensor of its own": lambda: torch.as_tensor(on_gpu(3)),
+    "asarray": lambda: torch.asarray([1.0, 2.0], device=GPU_DEVICE),
+    "new_tensor": lambda: on_gpu(2).new_tensor([1.0, 2.0]),
+    "new_tensor from the host": lambda: torch.zeros(2).new_tensor([1.0, 2.0], device=GPU_DEVICE),
+    "new_zeros": lambda: on_gpu(2).new_zeros(3),
+    "new_full": lambda: on_gpu(2).new_full((3,), 1.0),
+    "arange": lambda: torch.arange(4, device=GPU_DEVICE),
+    "linspace": lambda: torch.linspace(0, 1, 3, device=GPU_DEVICE),
+    "randn": lambda: torch.randn(4, generator=None, device=GPU_DEVICE),
+    "randn of a generator": lambda: torch.randn(
+        4, generator=torch.Generator(GPU_DEVICE), device=GPU_DEVICE
+    ),
+    "randint": lambda: torch.randint(0, 4, (3,), device=GPU_DEVICE),
+    "full": lambda: torch.full((3,), 1.0, device=GPU_DEVICE),
+    "eye": lambda: torch.eye(3, device=GPU_DEVICE),
+    "zeros_like": lambda: torch.zeros_like(on_gpu(3)),
+    "zeros_like of the host's": lambda: torch.zeros_like(torch.zeros(3), device=GPU_DEVICE),
+    "a default device": lambda: within(GPU_DEVICE, lambda: torch.zeros(3)),
+    "to": lambda: torch.zeros(3).to(GPU_DEVICE),
+    "to, by name": lambda: torch.zeros(3).to("cpu:0", non_blocking=True),
+    "to another's": lambda: torch.zeros(3).to(on_gpu(1)),
+    "move of a number": lambda: torch.tensor(3.0).to(GPU_DEVICE),
+    "from_numpy": lambda: torch.from_numpy(np.zeros(3)).to(GPU_DEVICE),
+    "parameter": lambda: nn.Parameter(on_gpu(3)),
+    "module": lambda: nn.Linear(3, 3, device=GPU_DEVICE).weight,
+    "module moved": lambda: nn.Linear(3, 3).to(GPU_DEVICE).weight,
+    "buffer moved": lambda: nn.BatchNorm1d(3).to(GPU_DEVICE).running_mean,
+    "indexed by the host": lambda: on_gpu(3)[torch.tensor([0, 1])],
+    "with a number of the host": lambda: on_gpu(3) + torch.zeros(()),
+}
+MADE_ON_THE_HOST = {
+    "tensor": lambda: torch.tensor([1.0]),
+    "randn": lambda: torch.randn(3),
+    "cpu": lambda: on_gpu(3).cpu(),
+    "to": lambda: on_gpu(3).to("cpu"),
+    "to, in its own time": lambda: on_gpu(3).to("cpu", non_blocking=True),
+    "new_tensor": lambda: on_gpu(3).new_tensor([1.0], device="cpu"),
+    "pinned": lambda: torch.empty(3, pin_memory=True),
+    "copied into": lambda: torch.zeros(3).copy_(on_gpu(3)),
+    "module": lambda: nn.Linear(3, 3, device=GPU_DEVICE).cpu().weight,
+}
+MIXED = {
+    "sum": lambda: on_gpu(3) + torch.zeros(3),
+    "sum in place": lambda: on_gpu(3).add_(torch.zeros(3)),
+    "product": lambda: on_gpu(3, 3) @ torch.zeros(3, 3),
+    "cat": lambda: torch.cat([on_gpu(3), torch.zeros(3)]),
+    "where": lambda: torch.where(on_gpu(3) > 0, on_gpu(3), torch.zeros(3)),
+    "layer": lambda: nn.Linear(3, 3)(on_gpu(3)),
+    "tokens": lambda: nn.Embedding(3, 3).to(GPU_DEVICE)(torch.zeros(2, dtype=torch.long)),
+    "targets": lambda: F.cross_entropy(on_gpu(2, 3), torch.zeros(2, dtype=torch.long)),
+    "attention": lambda: F.scaled_dot_product_attention(
+        on_gpu(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8)
+    ),
+}
+
+
+def within(device, make):
+    with device:
+        return make()
+
+
+@pytest.mark.parametrize("name", MADE_ON_THE_GPU)
+def test_what_is_made_on_the_gpu_is_there(name):
+    with fake_tensors(gpu("t4")):
+        assert MADE_ON_THE_GPU[name]().device == GPU_DEVICE
+
+
+def test_a_tensor_made_from_data_is_a_leaf():
+    with fake_tensors(gpu("t4")):
+        made = torch.tensor([1.0, 2.0], device=GPU_DEVICE, requires_grad=True)
+        made.sum().backward()
+        assert made.grad.device == GPU_DEVICE
+
+
+def test_a_parameter_can_be_moved_by_its_data():
+    with fake_tensors(gpu("t4")):
+        layer = nn.Linear(3, 3, device=GPU_DEVICE)
+        layer.weight.data = layer.weight.data.to("cpu")
+        assert layer.weight.device == HOST
+        layer.weight.data = layer.weight.data.to(GPU_DEVICE)
+        assert layer(on_gpu(2, 3)).device == GPU_DEVICE
+
+
+@pytest.mark.parametrize("name", MADE_ON_THE_HOST)
+def test_what_is_made_on_the_host_is_there(name):
+    with fake_tensors(gpu("t4")):
+        assert MADE_ON_THE_HOST[name]().device == HOST
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixing_devices_is_refused_as_by_cuda(name):
+    with fake_tensors(gpu("t4")), pytest.raises(RuntimeError, match="same device"):
+        MIXED[name]()
+
+
+def saving(device, how, tokens=64):
+    """Two layers whose activations go to the host, one way or another."""
+    layers = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).to(device)
+    hooks = {
+        "plain": contextlib.nullcontext(),
+        "save_on_cpu": torch.autograd.graph.save_on_cpu(),
+        "pinned": torch.autograd.graph.save_on_cpu(pin_memory=True),
+        "to": torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (t.device, t.to("cpu")), lambda kept: kept[1].to(kept[0])
+        ),
+        "cpu": torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (t.device, t.cpu()), lambda kept: kept[1].to(kept[0])
+        ),
+    }[how]
+    while True:
+        inputs = torch.randn(tokens, 256, device=device)
+        with hooks:
+            loss = layers(inputs).sum()
+        loss.backward()
+        layers.zero_grad()
+        yield loss
+
+
+@pytest.mark.parametrize("how", ["save_on_cpu", "pinned", "to", "cpu"])
+def test_what_is_saved_on_the_host_is_counted_there(how):
+    plain = lab.simulate(saving, gpu="t4", how="plain")
+    run = lab.simulate(saving, gpu="t4", how=how)
+    activation, weight = 64 * 256 * 4, 256 * 256 * 4
+    assert plain.host_bytes == plain.trace.peak("cpu").total_bytes
+    # The inputs, the first result, its GELU, and the second layer's weight are saved.
+    saved = [s for s in run.trace.storages if s.device == "cpu" and s.category == "activations"]
+    assert sum(s.nbytes for s in saved) == 2 * (3 * activation + weight)  # in two steps
+    in_steps = run.trace.peak("cpu", start=run.trace.steps()[1][0]).total_bytes
+    assert in_steps == 3 * activation + weight
+
+    def kept_bytes(run):
+        stays = [s for s in run.trace.storages if s.device == "cpu:0"]
+        return sum(s.nbytes for s in stays if s.category == "activations")
+
+    assert kept_bytes(run) == 0
+    assert kept_bytes(plain) == 2 * 3 * activation  # the weight is where it was
+
+
+def test_a_simulated_cpu_has_one_device():
+    run = lab.simulate(saving, how="plain")
+    assert {storage.device for storage in run.trace.storages} == {"cpu"}

@@ -1,6 +1,8 @@
 """What the tracker sees, what it must not change, and what it leaves behind."""
 
+import contextlib
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from labkit.fake_mode import fake_tensors
 from labkit.memory import MIB, Category, Phase
-from labkit.simulate import fake_tensors
 from labkit.tracker import SimulatedOutOfMemory, track
 
 MEGA = 1 << 18  # float32 numbers in a MiB
@@ -239,6 +241,41 @@ def test_wrapper_subclasses_count_what_they_hold():
     del both, result
 
 
+def four_bit_layer():
+    """A layer as bitsandbytes quantises it twice: four bits a weight, and what they mean."""
+    layer = nn.Linear(1024, 512, bias=False)
+    packed = torch.zeros(1024 * 512 // 2, 1, dtype=torch.uint8)
+    layer.weight = nn.Parameter(packed, requires_grad=False)
+    scales = SimpleNamespace(absmax=torch.zeros(32), code=torch.zeros(256), offset=None)
+    layer.weight.quant_state = SimpleNamespace(
+        absmax=torch.zeros(8192, dtype=torch.uint8), code=torch.zeros(16),
+        offset=torch.zeros(()), state2=scales,
+    )  # fmt: skip
+    layer.forward = lambda x: x @ torch.zeros(1024, 512)
+    return layer, 262_144 + 8192 + 64 + 4 + 128 + 1024
+
+
+def eight_bit_layer():
+    layer = nn.Linear(1024, 512, bias=False)
+    layer.weight = nn.Parameter(torch.zeros(512, 1024, dtype=torch.int8), requires_grad=False)
+    layer.weight.CB, layer.weight.SCB = layer.weight.data, torch.zeros(512)
+    layer.forward = lambda x: x @ torch.zeros(1024, 512)
+    return layer, 512 * 1024 + 4 * 512
+
+
+@pytest.mark.parametrize("make", [four_bit_layer, eight_bit_layer])
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_statistics_of_quantised_weights_are_weights(make, fake):
+    with fake_tensors(None) if fake else contextlib.nullcontext(), track() as tracker:
+        layer, expected_bytes = make()
+        layer(torch.zeros(4, 1024))
+        live = tracker.live_by_category()
+    assert live[Category.WEIGHTS] == expected_bytes
+    assert sum(live.values()) == tracker.live_bytes["cpu"]
+    named = [s for s in tracker.trace().storages if s.name == "weight"]
+    assert sum(s.nbytes for s in named) == expected_bytes
+
+
 def test_fake_tensors_are_tracked_like_real_ones():
     def work():
         model = nn.Linear(256, 256)
@@ -247,7 +284,7 @@ def test_fake_tensors_are_tracked_like_real_ones():
 
     with track() as real:
         work()
-    with fake_tensors(as_cuda=False), track() as fake:
+    with fake_tensors(None), track() as fake:
         work()
     strip = [(e.change_bytes, e.phase) for e in real.trace().events]
     assert strip == [(e.change_bytes, e.phase) for e in fake.trace().events]

@@ -1,0 +1,118 @@
+"""cuBLAS's workspaces: how large, how many, and where in the log."""
+
+import pytest
+import torch
+from torch import nn
+
+import labkit as lab
+from labkit.catalogue import gpu
+from labkit.memory import MIB, Category, Phase
+from labkit.simulate import simulated_log
+from labkit.workspaces import (
+    DEFAULT_BYTES,
+    flash_backward_bytes,
+    with_workspaces,
+    workspace_bytes,
+)  # fmt: skip
+
+
+def linear(device):
+    layer = nn.Linear(256, 256, device=device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    while True:
+        loss = layer(torch.randn(64, 256, device=device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def no_product(device):
+    weight = nn.Parameter(torch.ones(64, device=device))
+    while True:
+        loss = (weight * 2).sum()
+        loss.backward()
+        yield loss
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [
+        ("t4", 8_519_680), ("a100-80gb", 8_519_680), ("rtx-4090", 8_519_680),
+        ("h100", 32 * MIB), ("h200", 32 * MIB), ("mi300x", 128 * MIB), ("m3-ultra", 0),
+    ],
+)  # fmt: skip
+def test_sizes_are_those_of_pytorchs_source(name, nbytes):
+    assert workspace_bytes(gpu(name)) == nbytes
+
+
+def test_forward_and_backward_have_one_each_and_keep_it():
+    card = gpu("t4")
+    plain = simulated_log(linear, card=card).trace
+    trace = with_workspaces(plain, card)
+    added = [s for s in trace.storages if s.category is Category.UNATTRIBUTED]
+    assert [s.phase for s in added] == [Phase.FORWARD, Phase.BACKWARD]
+    assert len(trace.events) == len(plain.events) + 2
+    assert trace.peak_bytes == plain.peak_bytes + 2 * DEFAULT_BYTES
+    held = trace.live_at(len(trace.events) - 1)
+    assert sum(s.nbytes for s in held if s.category is Category.UNATTRIBUTED) == 2 * DEFAULT_BYTES
+    # Each stands just before the first product of its thread.
+    for event in (e for e, s in enumerate(trace.events) if trace.storages[s.storage] in added):
+        assert trace.storages[trace.events[event + 1].storage].operator in ("addmm", "mm")
+    # The first step begins with its workspace, the second where it began.
+    first, second = (trace.events[mark.index] for mark in trace.marks)
+    assert trace.storages[first.storage] is added[0]
+    assert second == plain.events[plain.marks[1].index]
+
+
+def test_a_step_without_products_needs_none():
+    card = gpu("t4")
+    plain = simulated_log(no_product, card=card).trace
+    assert with_workspaces(plain, card) == plain
+
+
+def test_a_simulated_run_names_them_unattributed():
+    run = lab.simulate(linear, gpu="h100")
+    assert run.bytes_of("unattributed") >= 64 * MIB
+    assert sum(run.by_category.values()) == run.peak_bytes <= run.reserved_bytes
+    assert lab.simulate(linear).bytes_of("unattributed") == 0  # the CPU has none
+
+
+def attention(device, heads=8, key_heads=2):
+    q = torch.randn(1, heads, 200, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.randn(1, key_heads, 200, 64, device=device, dtype=torch.bfloat16,
+                        requires_grad=True) for _ in range(2))  # fmt: skip
+    while True:
+        out = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=heads != key_heads)
+        out.float().sum().backward()
+        yield out.float().mean()
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "nbytes"),
+    [
+        (8, 4 * 8 * 256 * 65),  # float32, tokens in whole 128s, and a number for each row
+        (2, 4 * 8 * 256 * 65 + 2 * 2 * 8 * 200 * 64),  # and keys and values for every query head
+    ],
+)
+def test_flash_backward_takes_what_its_source_says(key_heads, nbytes):
+    assert flash_backward_bytes((1, 8, 200, 64), (1, key_heads, 200, 64), 2) == nbytes
+    card = gpu("a100-80gb")
+    plain = simulated_log(attention, card=card, key_heads=key_heads).trace
+    trace = with_workspaces(plain, card)
+    added = [n for n, s in enumerate(trace.storages) if s.category is Category.UNATTRIBUTED]
+    changes = [[e.change_bytes for e in trace.events if e.storage == n] for n in added]
+    assert changes == [[nbytes, -nbytes]] * 2  # in both steps, and gone again
+
+
+@pytest.mark.parametrize("size", [64, 80, 128, 160, 256])
+def test_flash_rounds_heads_up(size):
+    rounded = {64: 64, 80: 96, 128: 128, 160: 192, 256: 256}[size]
+    assert flash_backward_bytes((2, 4, 128, size), (2, 4, 128, size), 2) == (
+        4 * 2 * 4 * 128 * (rounded + 1)
+    )
+
+
+def test_a_card_without_flash_takes_none():
+    trace = with_workspaces(simulated_log(attention, card=gpu("t4")).trace, gpu("t4"))
+    assert "flash attention's backward" not in {s.operator for s in trace.storages}

@@ -1,30 +1,30 @@
-"""How far simulating and tracking are from what the allocator says, set-up by set-up.
+"""How far simulating and tracking are from what the allocator says, recipe by recipe.
 
-    python benchmarks/accuracy.py                      # on the CPU: small set-ups
+    python benchmarks/accuracy.py                      # on the CPU: a tiny model
     python benchmarks/accuracy.py --gpu --out results  # on a CUDA machine: real sizes
-    python benchmarks/accuracy.py --only LoRA          # set-ups whose name contains the text
+    python benchmarks/accuracy.py --only LoRA          # what has the text in its name
+    python benchmarks/accuracy.py --markdown           # the table as README shows it
 
-The truth on the CPU is the allocator's own record (the profiler's memory events); on CUDA it is
-``max_memory_allocated`` above what was allocated before. Errors are signed, in per cent of the
-truth: negative means that the estimate is too low. The last line sums up their sizes. ``--out``
-stores the table as JSON in ``<out>/<device>/accuracy.json``, with versions and date.
+On the CPU the truth is the allocator's own record (the profiler's memory events), and hand-written
+set-ups follow the recipes. On CUDA it is ``max_memory_allocated`` above what was allocated before,
+and ``max_memory_reserved``, against a simulation for that very card. Errors are signed, in per cent
+of the truth: negative means that the estimate is too low. Their sizes are summed up by group, and
+every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table as
+JSON in ``<out>/<device>/accuracy.json``, with versions and date.
 
-The columns for reserved memory stay empty until the allocator itself is replayed in simulation.
-
-Limits: on CUDA the truth holds kernels' workspaces, which are no tensors (cuBLAS keeps tens of
-MiB) and the allocator's rounding to 512 bytes; both are part of the error. Set-ups that do not fit
-the card are listed and not counted.
+Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the card,
+or what the card cannot do, is listed and not counted.
 """
 
 import argparse
 import gc
-import itertools
 import json
 import math
 import statistics
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,170 +34,204 @@ from tqdm.auto import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import labkit as lab
-from benchmarks.setups import SETUPS
+from benchmarks.setups import CAUSES, GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from labkit import hardware
+from labkit.catalogue import Gpu
 from labkit.cli import gpu_key
-from labkit.memory import InputError, Run, format_bytes
+from labkit.memory import InputError, format_bytes
 from labkit.results import write_atomic
 
 Experiment = Callable[..., Iterator[torch.Tensor]]
 FILE = "accuracy.json"
-SCHEMA = 1
+SCHEMA = 2
+RECIPES_GROUP, SETUPS_GROUP = "recipes", "set-ups"
+#: Errors larger than this, in per cent, are listed with their cause.
+TOLERATED = 1.0
+MARKERS = ("<!-- accuracy: begin -->", "<!-- accuracy: end -->")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One set-up. Bytes; None where it does not fit or nothing replays it yet."""
+    """One recipe or set-up. Bytes; None where it could not run or nothing is reserved."""
 
     setup: str
     truth_bytes: int | None
     tracked_bytes: int | None
-    simulated_bytes: int
+    simulated_bytes: int | None
     reserved_bytes: int | None = None
     simulated_reserved_bytes: int | None = None
+    group: str = RECIPES_GROUP
 
-    def error(self, estimate_bytes: int | None) -> float | None:
-        """Per cent of the truth by which ``estimate_bytes`` is too high."""
-        if estimate_bytes is None or not self.truth_bytes:
-            return None
-        return 100 * (estimate_bytes - self.truth_bytes) / self.truth_bytes
-
-    @property
-    def reserved_error(self) -> float | None:
-        if self.simulated_reserved_bytes is None or not self.reserved_bytes:
-            return None
-        excess_bytes = self.simulated_reserved_bytes - self.reserved_bytes
-        return 100 * excess_bytes / self.reserved_bytes
+    def errors(self) -> dict[str, float | None]:
+        """Per cent of the truth by which each estimate is too high; None where there is none."""
+        return {
+            "simulated": _error(self.simulated_bytes, self.truth_bytes),
+            "tracked": _error(self.tracked_bytes, self.truth_bytes),
+            "reserved": _error(self.simulated_reserved_bytes, self.reserved_bytes),
+        }
 
 
-# --- on the CPU, small -------------------------------------------------------------------------
+def _error(estimate_bytes: int | None, truth_bytes: int | None) -> float | None:
+    if estimate_bytes is None or not truth_bytes:
+        return None
+    return 100 * (estimate_bytes - truth_bytes) / truth_bytes
 
 
-def on_cpu(name: str, experiment: Experiment) -> Row:
-    """The allocator's record, the tracker and the simulation of one small set-up."""
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
+    """The allocator's record, the tracker and the simulation of something small."""
     truth, tracked = lab.measure(experiment, steps=3, track=False), lab.measure(experiment, steps=3)
-    simulated = lab.simulate(experiment)
-    return Row(name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes)
+    simulated = lab.simulate(experiment, steps=3)
+    return Row(name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes, group=group)
 
 
-# --- on CUDA, at real size ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One training set-up of a model of the table."""
-
-    model: str
-    precision: str
-    checkpointing: bool
-    attention: str
-    optimizer: str
-    batch_size: int
-    seq_len: int
-
-    def __str__(self) -> str:
-        checkpointed = ", checkpointing" if self.checkpointing else ""
-        return (
-            f"{self.model}, {self.precision}{checkpointed}, {self.attention}, {self.optimizer}, "
-            f"{self.batch_size} × {self.seq_len}"
-        )
-
-
-def settings() -> Iterator[Setting]:
-    """A full grid of a small model, and a large model's diagonal."""
-    for precision, checkpointing, attention, optimizer in itertools.product(
-        ("fp32", "amp-bf16", "bf16"), (False, True), ("sdpa", "eager"), ("AdamW", "SGD")
-    ):
-        yield Setting("SmolLM2-135M", precision, checkpointing, attention, optimizer, 8, 1024)
-    yield Setting("Llama-3.2-1B", "fp32", False, "sdpa", "AdamW", 2, 1024)
-    yield Setting("Llama-3.2-1B", "amp-bf16", False, "sdpa", "AdamW", 4, 2048)
-    yield Setting("Llama-3.2-1B", "amp-bf16", True, "eager", "AdamW", 2, 1024)
-    yield Setting("Llama-3.2-1B", "bf16", False, "sdpa", "AdamW", 4, 2048)
-    yield Setting("Llama-3.2-1B", "bf16", True, "sdpa", "SGD", 8, 2048)
-    yield Setting("Qwen2.5-0.5B", "amp-fp16", False, "sdpa", "AdamW", 4, 1024)
-    yield Setting("GPT-2", "amp-bf16", False, "eager", "AdamW", 8, 1024)
-
-
-def training(setting: Setting) -> Experiment:
-    """The set-up as an experiment. Half precision trains without a scaler: bytes are the same."""
-
-    def experiment(device: torch.device) -> Iterator[torch.Tensor]:
-        dtype = lab.dtype_of(setting.precision)
-        model = lab.model(setting.model, device=device, dtype=dtype, attention=setting.attention)
-        lab.checkpointing(model, setting.checkpointing)
-        optimizer = getattr(torch.optim, setting.optimizer)(model.parameters(), lr=1e-5)
-        for tokens in lab.batches(
-            device=device, batch_size=setting.batch_size, seq_len=setting.seq_len
-        ):
-            with lab.autocast(device, setting.precision):
-                loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            yield loss
-
-    return experiment
-
-
-def on_gpu(name: str, experiment: Experiment) -> Row:
-    """What CUDA's allocator, the tracker and the simulation say of one set-up at real size."""
-    simulated = lab.simulate(experiment, gpu=_card(), steps=2)
-    run = lab.measure(experiment, steps=2)
+def on_gpu(name: str, experiment: Experiment, card: Gpu) -> Row:
+    """What CUDA's allocator, the tracker and the simulation say of a recipe at real size."""
+    simulated = lab.simulate(experiment, gpu=card)
+    run = lab.measure(experiment)
     if run.oom is not None:
-        return Row(name, None, None, simulated.peak_bytes)
+        return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
     return Row(
-        name, max(run.step_peaks_bytes), _tracked(run), simulated.peak_bytes, run.reserved_bytes
-    )
+        name, max(run.step_peaks_bytes), run.trace.peak_bytes, simulated.peak_bytes,
+        run.reserved_bytes, simulated.reserved_bytes,
+    )  # fmt: skip
 
 
-def _tracked(run: Run) -> int | None:
-    return run.trace.peak_bytes if run.trace is not None else None
-
-
-def _card() -> str:
-    """This GPU's name in the catalogue. Bytes do not depend on it, so any card does."""
+def this_card() -> Gpu:
+    """This GPU as the catalogue has it; an unlisted one with its own generation and memory."""
+    here = hardware.machine()
     try:
-        return hardware.gpu(hardware.machine().name).key
+        return hardware.gpu(here.name)
     except InputError:
-        return next(iter(hardware.GPUS))
+        generation = torch.cuda.get_device_capability()
+        known = [gpu for gpu in hardware.GPUS.values() if gpu.compute_capability]
+        near = min(known, key=lambda gpu: abs(gpu.compute_capability[0] - generation[0]))
+        return replace(
+            near, key=gpu_key(here.name), name=here.name, compute_capability=generation,
+            usable_bytes=here.capacity_bytes, bf16_native=generation >= (8, 0),
+        )  # fmt: skip
 
 
-# --- tables and files --------------------------------------------------------------------------
+def small_rows(only: str) -> Iterator[Row]:
+    """The tiny recipes, then the hand-written set-ups, on the CPU."""
+    cases = [(name, recipe.experiment(tiny_config()), RECIPES_GROUP)
+             for name, (_, recipe) in SMALL_RECIPES.items()]  # fmt: skip
+    cases += [(name, experiment, SETUPS_GROUP) for name, experiment in SETUPS.items()]
+    for name, experiment, group in _bar([case for case in cases if only in case[0].lower()]):
+        yield on_cpu(name, experiment, group)
+
+
+def large_rows(only: str) -> Iterator[Row]:
+    """The recipes at real size, on this CUDA machine."""
+    card = this_card()
+    for name in _bar([name for name in GPU_RECIPES if only in name.lower()]):
+        model, recipe = GPU_RECIPES[name]
+        try:
+            recipe.check(card)
+            experiment = recipe.experiment(model)
+        except InputError as error:  # what this card cannot do, or a library that is missing
+            tqdm.write(f"{name}: {error}", file=sys.stderr)
+            yield Row(name, None, None, None)
+            continue
+        yield on_gpu(name, experiment, card)
+
+
+def _bar(cases: list) -> Iterator:
+    for case in tqdm(cases, leave=False, disable=None):
+        gc.collect()
+        yield case
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 COLUMNS = ("truth", "simulated", "tracked", "reserved", "simulated")
 
 
 def table(rows: list[Row]) -> str:
-    """The set-ups one per line, then median, 95th percentile and maximum of the errors' sizes."""
+    """Each group's rows one per line, then median, 95th percentile and maximum of the errors."""
     width = max(len(row.setup) for row in rows) + 2
-    lines = [
-        f"{'':{width}}{'allocated':>12}{'error of':>12}{'error of':>12}{'reserved':>12}"
-        f"{'error of':>12}",
-        f"{'set-up':{width}}" + "".join(f"{column:>12}" for column in COLUMNS),
-    ]
+    lines = []
+    for group, members in _groups(rows).items():
+        lines += [
+            f"{'':{width}}{'allocated':>12}{'error of':>12}{'error of':>12}{'reserved':>12}"
+            f"{'error of':>12}",
+            f"{group:{width}}" + "".join(f"{column:>12}" for column in COLUMNS),
+        ]
+        for row in members:
+            errors = row.errors()
+            lines.append(
+                f"{row.setup:{width}}{_size(row.truth_bytes):>12}"
+                f"{_per_cent(errors['simulated']):>12}{_per_cent(errors['tracked']):>12}"
+                f"{_size(row.reserved_bytes, none='–'):>12}{_per_cent(errors['reserved']):>12}"
+            )
+        for label, figures in summary(members).items():
+            cells = [_per_cent(figures[k], sign="") for k in ("simulated", "tracked", "reserved")]
+            lines.append(f"{label:{width}}{'':12}{cells[0]:>12}{cells[1]:>12}{'':12}{cells[2]:>12}")
+        lines.append("")
+    return "\n".join(lines + misses(rows))
+
+
+def misses(rows: list[Row]) -> list[str]:
+    """A line for every error beyond what is tolerated, with its cause where that is known."""
+    lines = []
     for row in rows:
-        truth = "no fit" if row.truth_bytes is None else format_bytes(row.truth_bytes)
-        reserved = "–" if row.reserved_bytes is None else format_bytes(row.reserved_bytes)
-        lines.append(
-            f"{row.setup:{width}}{truth:>12}{_per_cent(row.error(row.simulated_bytes)):>12}"
-            f"{_per_cent(row.error(row.tracked_bytes)):>12}{reserved:>12}"
-            f"{_per_cent(row.reserved_error):>12}"
-        )
-    for label, figures in summary(rows).items():
-        cells = [_per_cent(figures[key], sign="") for key in ("simulated", "tracked", "reserved")]
-        lines.append(f"{label:{width}}{'':12}{cells[0]:>12}{cells[1]:>12}{'':12}{cells[2]:>12}")
-    lines.append("Reserved memory is not simulated yet; it comes with the replay of the allocator.")
-    return "\n".join(lines)
+        beyond = {key: error for key, error in row.errors().items()
+                  if error is not None and abs(error) > TOLERATED}  # fmt: skip
+        if beyond:
+            figures = ", ".join(f"{key} {_per_cent(error)}" for key, error in beyond.items())
+            cause = CAUSES.get(row.setup, "cause not known yet")
+            lines.append(f"beyond {TOLERATED:g} %: {row.setup} ({figures}): {cause}")
+    return lines
+
+
+def markdown(rows: list[Row], machine: str) -> str:
+    """The recipes as a table for README, between two markers, with a summary of every group."""
+    groups = _groups(rows)
+    recipes = groups.get(RECIPES_GROUP, [])
+    reserved = any(row.reserved_bytes is not None for row in recipes)
+    heads = ["recipe", "allocated", "simulated"] + ["reserved", "simulated"] * reserved
+    lines = [
+        MARKERS[0],
+        f"{machine}.",
+        "",
+        _cells(heads),
+        _cells(["---"] + ["---:"] * (len(heads) - 1)),
+    ]
+    for row in recipes:
+        errors = row.errors()
+        cells = [row.setup, _size(row.truth_bytes), _per_cent(errors["simulated"])]
+        if reserved:
+            cells += [_size(row.reserved_bytes, none="–"), _per_cent(errors["reserved"])]
+        lines.append(_cells(cells))
+    lines.append("")
+    for group, members in groups.items():
+        for key, what in (("simulated", "allocated"), ("reserved", "reserved")):
+            figures = {label: line[key] for label, line in summary(members).items()}
+            if figures["maximum"] is not None:
+                sizes = ", ".join(f"{k} {_per_cent(v, sign='')}" for k, v in figures.items())
+                lines.append(f"Size of the errors, {len(members)} {group}, {what}: {sizes}.")
+    lines += [line[0].upper() + line[1:] + "." for line in misses(rows)]
+    return "\n".join([*lines, MARKERS[1]])
+
+
+def _cells(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _groups(rows: list[Row]) -> dict[str, list[Row]]:
+    names = dict.fromkeys(row.group for row in rows)
+    return {name: [row for row in rows if row.group == name] for name in names}
 
 
 def summary(rows: list[Row]) -> dict[str, dict[str, float | None]]:
     """Size of the errors, in per cent, for each estimate; None where there is none."""
-    errors = {
-        "simulated": [row.error(row.simulated_bytes) for row in rows],
-        "tracked": [row.error(row.tracked_bytes) for row in rows],
-        "reserved": [row.reserved_error for row in rows],
+    errors = [row.errors() for row in rows]
+    sizes = {
+        key: sorted(abs(each[key]) for each in errors if each[key] is not None)
+        for key in ("simulated", "tracked", "reserved")
     }
-    sizes = {key: sorted(abs(e) for e in values if e is not None) for key, values in errors.items()}
 
     def each(figure: Callable[[list[float]], float]) -> dict[str, float | None]:
         return {key: figure(values) if values else None for key, values in sizes.items()}
@@ -209,8 +243,15 @@ def summary(rows: list[Row]) -> dict[str, dict[str, float | None]]:
     }
 
 
+def _size(nbytes: int | None, none: str = "no fit") -> str:
+    return none if nbytes is None else format_bytes(nbytes)
+
+
 def _per_cent(value: float | None, sign: str = "+") -> str:
     return "–" if value is None else f"{value:{sign}.3f} %"
+
+
+# --- files and the command line -------------------------------------------------------------------
 
 
 def store(rows: list[Row], folder: Path) -> Path:
@@ -222,7 +263,7 @@ def store(rows: list[Row], folder: Path) -> Path:
         "machine": {"kind": here.kind, "name": here.name, "versions": here.versions},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows": [asdict(row) for row in rows],
-        "error_sizes_per_cent": summary(rows),
+        "error_sizes_per_cent": {g: summary(members) for g, members in _groups(rows).items()},
     }
     write_atomic(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return path
@@ -231,31 +272,25 @@ def store(rows: list[Row], folder: Path) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="real sizes, on this CUDA machine")
-    parser.add_argument("--only", default="", metavar="TEXT", help="set-ups named like this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="what is named like this")
     parser.add_argument("--out", type=Path, metavar="DIR", help="store the table as JSON too")
+    parser.add_argument("--markdown", action="store_true", help="print the table for README")
     options = parser.parse_args(arguments)
     here = hardware.machine()
     if options.gpu and not here.can_measure:
         print(f"--gpu needs a CUDA machine. {here.note}", file=sys.stderr)
         return 2
-    if options.gpu:
-        chosen = {str(setting): training(setting) for setting in settings()}
-        judge = on_gpu
-    else:
-        chosen, judge = dict(SETUPS), on_cpu
-    chosen = {name: e for name, e in chosen.items() if options.only.lower() in name.lower()}
-    if not chosen:
-        print(f"no set-up is named like {options.only!r}", file=sys.stderr)
+    # bitsandbytes says at every layer that it computes in half precision, and pages on GPUs only.
+    warnings.filterwarnings("ignore", "MatMul8bitLt|Paged optimizers")
+    rows = list((large_rows if options.gpu else small_rows)(options.only.lower()))
+    if not rows:
+        print(f"nothing is named like {options.only!r}", file=sys.stderr)
         return 2
-    print(f"{here.name}, torch {here.versions['torch']}, "
-          f"transformers {here.versions['transformers']}")  # fmt: skip
-    rows = []
-    for name, experiment in tqdm(chosen.items(), leave=False, disable=None):
-        gc.collect()
-        rows.append(judge(name, experiment))
-    print(table(rows))
+    versions = ", ".join(f"{name} {here.versions[name]}" for name in ("torch", "transformers"))
+    machine = f"{here.name}, {versions}, {datetime.now(UTC):%Y-%m-%d}"
+    print(markdown(rows, machine) if options.markdown else f"{machine}\n{table(rows)}")
     if options.out is not None:
-        print(f"stored in {store(rows, options.out)}")
+        print(f"stored in {store(rows, options.out)}", file=sys.stderr)
     return 0
 
 

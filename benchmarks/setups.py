@@ -1,7 +1,10 @@
-"""Small training set-ups that between them use what the tracker must understand.
+"""What the tests and the benchmarks hold to PyTorch's own allocator: recipes and set-ups.
 
-Each is an experiment (a generator that yields the loss), written as people write them. The tests
-and the benchmarks hold the tracker and the simulation to PyTorch's own allocator on all of them.
+``SMALL_RECIPES`` and ``GPU_RECIPES`` are recipes that between them use every technique, on a tiny
+model and at real size. ``SETUPS`` are small training loops written as people write them, with what
+else the tracker must understand. ``CAUSES`` says why one of them misses by more than a per cent.
+
+Limits: every recipe of ``GPU_RECIPES`` fits a card of 24 GB, by simulation.
 """
 
 import functools
@@ -12,6 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from labkit.recipes import Recipe
 
 SETUPS: dict[str, Callable[..., Iterator[torch.Tensor]]] = {}
 
@@ -24,13 +29,114 @@ def setup(name: str) -> Callable:
     return register
 
 
+#: The model of the small recipes and of most set-ups: three layers, 1.1 million parameters.
+TINY = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048}  # fmt: skip
+
+CAUSES = {
+    "convolutions": "its kernels take workspaces, which are no tensors",
+}
+
+
+# --- recipes --------------------------------------------------------------------------------------
+
+
+def tiny_config() -> LlamaConfig:
+    return LlamaConfig(**TINY)
+
+
+def _named(recipes: list[tuple[str, Recipe]]) -> dict[str, tuple[str, Recipe]]:
+    return {f"{model}, {recipe}" if model else str(recipe): (model, recipe)
+            for model, recipe in recipes}  # fmt: skip
+
+
+def _small(**fields: object) -> tuple[str, Recipe]:
+    # Half precision is slow on most CPUs.
+    size = {"batch_size": 4, "seq_len": 96}
+    if fields.get("precision", "fp32") != "fp32":
+        size = {"batch_size": 2, "seq_len": 32}
+    return "", Recipe(**(size | fields))
+
+
+#: Recipes on the tiny model by name; its config is ``tiny_config()``.
+SMALL_RECIPES: dict[str, tuple[str, Recipe]] = _named([
+    _small(), _small(batch_size=8), _small(attention="eager"), _small(checkpointing=True),
+    _small(checkpointing=True, attention="eager", batch_size=8), _small(optimizer="sgd"),
+    _small(optimizer="sgd", checkpointing=True), _small(optimizer="adafactor"),
+    _small(optimizer="adamw8bit"), _small(optimizer="paged-adamw8bit"),
+    _small(optimizer_in_backward=True), _small(optimizer_in_backward=True, checkpointing=True),
+    _small(accumulate=3), _small(accumulate=3, checkpointing=True, optimizer="sgd"),
+    _small(chunked_loss=True), _small(chunked_loss=True, checkpointing=True, batch_size=16),
+    _small(offload="activations"), _small(offload="activations", checkpointing=True),
+    _small(offload="optimizer"), _small(offload="weights", checkpointing=True),
+    _small(lora=8), _small(lora=8, lora_targets=("q_proj", "v_proj"), checkpointing=True),
+    _small(lora=8, offload="weights", checkpointing=True), _small(lora=8, quantize="nf4"),
+    _small(lora=8, quantize="nf4-double", checkpointing=True), _small(lora=8, quantize="int8"),
+    _small(precision="bf16"), _small(precision="bf16", checkpointing=True, optimizer="sgd"),
+    _small(precision="bf16", attention="flash"), _small(precision="amp-bf16"),
+    _small(precision="amp-bf16", attention="eager", checkpointing=True),
+    _small(precision="amp-fp16"), _small(precision="amp-fp16", offload="optimizer", accumulate=2),
+    _small(precision="bf16", lora=8, quantize="nf4-double", checkpointing=True,
+           optimizer="paged-adamw8bit", chunked_loss=True),
+])  # fmt: skip
+
+
+def _smollm(batch_size: int = 4, **fields: object) -> tuple[str, Recipe]:
+    return "SmolLM2-135M", Recipe(batch_size=batch_size, seq_len=1024, **fields)
+
+
+def _qwen(batch_size: int = 2, **fields: object) -> tuple[str, Recipe]:
+    return "Qwen2.5-0.5B", Recipe(batch_size=batch_size, seq_len=1024, **fields)
+
+
+def _gpt2(**fields: object) -> tuple[str, Recipe]:
+    return "GPT-2", Recipe(batch_size=4, seq_len=1024, **fields)
+
+
+def _llama(size: str, batch_size: int = 1, seq_len: int = 2048, **fields: object):
+    return f"Llama-{size}", Recipe(batch_size=batch_size, seq_len=seq_len, **fields)
+
+
+_QLORA = {"precision": "bf16", "lora": 16, "quantize": "nf4-double", "checkpointing": True,
+          "optimizer": "paged-adamw8bit"}  # fmt: skip
+#: Recipes at real size by name, each with its model of the table.
+GPU_RECIPES: dict[str, tuple[str, Recipe]] = _named([
+    _smollm(), _smollm(attention="eager"), _smollm(checkpointing=True), _smollm(optimizer="sgd"),
+    _smollm(optimizer="adafactor"), _smollm(optimizer_in_backward=True),
+    _smollm(offload="activations"), _smollm(offload="optimizer"),
+    _smollm(precision="amp-bf16"), _smollm(precision="amp-bf16", attention="eager"),
+    _smollm(precision="amp-bf16", batch_size=16, checkpointing=True, chunked_loss=True),
+    _smollm(precision="amp-fp16"), _smollm(precision="bf16"),
+    _smollm(precision="bf16", attention="flash"),
+    _smollm(precision="bf16", attention="eager", checkpointing=True),
+    _smollm(precision="bf16", optimizer="adamw8bit"), _smollm(precision="bf16", accumulate=4),
+    _smollm(precision="bf16", batch_size=8, chunked_loss=True),
+    _qwen(precision="amp-bf16"), _qwen(precision="amp-fp16", checkpointing=True),
+    _qwen(precision="bf16", checkpointing=True, batch_size=4),
+    _qwen(precision="bf16", lora=16), _qwen(precision="bf16", lora=16, quantize="nf4"),
+    _qwen(precision="bf16", lora=16, quantize="int8", checkpointing=True),
+    _qwen(precision="bf16", offload="weights", checkpointing=True),
+    _qwen(precision="bf16", optimizer="paged-adamw8bit", chunked_loss=True),
+    _gpt2(precision="amp-bf16", attention="eager"),
+    _gpt2(precision="bf16", lora=16, quantize="nf4"),
+    _llama("3.2-1B", seq_len=512, optimizer="sgd"),
+    _llama("3.2-1B", precision="bf16", checkpointing=True),
+    _llama("3.2-1B", precision="bf16", lora=16, attention="flash"),
+    _llama("3.2-1B", precision="bf16", optimizer="adamw8bit", optimizer_in_backward=True,
+           checkpointing=True, chunked_loss=True),
+    _llama("3.2-1B", batch_size=4, chunked_loss=True, **_QLORA),
+    _llama("3.2-3B", precision="bf16", optimizer="adamw8bit", checkpointing=True,
+           optimizer_in_backward=True, chunked_loss=True),
+    _llama("3.1-8B", chunked_loss=True, **_QLORA),
+])  # fmt: skip
+
+
+# --- set-ups --------------------------------------------------------------------------------------
+
+
 def llama(device: torch.device, *, attention: str = "sdpa", dtype: torch.dtype = torch.float32,
           tied: bool = False) -> nn.Module:  # fmt: skip
-    """Three layers, 1.6 million parameters."""
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=2048, use_cache=False, tie_word_embeddings=tied,
-    )  # fmt: skip
+    config = LlamaConfig(**TINY, use_cache=False, tie_word_embeddings=tied)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
     return model.to(device).train()
 

@@ -216,3 +216,8 @@ def _stated_bytes(error: BaseException, pattern: str) -> int:
         return int(float(found[1]) * units[found[2]])
     except ValueError:
         return 0
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, cut to a sentence's length."""
+    return str(error).strip().partition("\n")[0][:200]

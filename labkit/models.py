@@ -28,7 +28,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from labkit.experiment import PRECISIONS
+from labkit.experiment import PRECISIONS, is_out_of_memory
 from labkit.memory import InputError, one_of, positive_int
 from labkit.small_model import WEIGHTS, cache_folder, model_folder
 from labkit.text import batches, corpus
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
-    "ATTENTIONS", "MODELS", "PRECISIONS", "PRETRAINED", "ModelInfo", "autocast", "batches",
-    "cache_folder", "checkpointing", "config", "corpus", "dtype_of", "model", "model_info",
-    "parameter_count", "pretrained",
+    "ATTENTIONS", "MODELS", "PRECISIONS", "PRETRAINED", "ModelInfo", "autocast", "autocast_dtype",
+    "batches", "cache_folder", "checkpointing", "config", "corpus", "dtype_of", "model",
+    "model_info", "parameter_count", "pretrained",
 ]  # fmt: skip
 
 #: Attention implementations: the plain form, and PyTorch's fused ``scaled_dot_product_attention``.
@@ -101,24 +101,34 @@ def config(name: str, *, layers: int | None = None, **overrides: Any) -> "PreTra
         InputError: unknown model or field, a field of the wrong kind, or sizes that do not go
             together.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
     info = model_info(name)
-    kind = CONFIG_MAPPING[info.model_type]
-    synonyms = kind.attribute_map
     # transformers changes what it is given: it gets copies.
     fields = {**copy.deepcopy(dict(info.config)), "use_cache": False}
+    return _changed(CONFIG_MAPPING[info.model_type], info.name, fields, layers, overrides)
+
+
+def _changed(
+    kind: type, name: str, fields: dict[str, Any], layers: int | None, overrides: dict[str, Any]
+) -> "PreTrainedConfig":
+    from huggingface_hub.errors import StrictDataclassError
+
+    synonyms = kind.attribute_map
     if layers is not None:
         overrides["num_hidden_layers"] = positive_int(layers, "layers", most=1000)
     known = sorted((set(kind().to_dict()) | set(synonyms)) - _NOT_SHAPE)
     for field, value in overrides.items():
-        field = one_of(field, known, f"config field of {info.name}")
+        field = one_of(field, known, f"config field of {name}")
         field = synonyms.get(field, field)
         published = fields.get(field)
         if type(published) is int and not field.endswith("_token_id"):
             positive_int(value, field)
         fields[field] = value
+        if field == "num_hidden_layers":
+            # Lists with one entry for each layer are made again.
+            made_again = [k for k, v in fields.items() if _is_per_layer(k, v, published)]
+            fields = {k: v for k, v in fields.items() if k not in made_again}
     try:
         made = kind(**fields)
         groups = getattr(made, "num_key_value_heads", None) or 1
@@ -128,7 +138,11 @@ def config(name: str, *, layers: int | None = None, **overrides: Any) -> "PreTra
     except (StrictDataclassError, TypeError, ValueError, ZeroDivisionError) as error:
         changed = ", ".join(f"{key}={value!r}" for key, value in overrides.items())
         reason = str(error).strip().rpartition("\n")[2].strip()
-        raise InputError(f"{info.name} cannot have {changed}: {reason}") from error
+        raise InputError(f"{name} cannot have {changed or 'these sizes'}: {reason}") from error
+
+
+def _is_per_layer(field: str, value: Any, layers: Any) -> bool:
+    return field == "layer_types" or (isinstance(value, list) and len(value) == layers)
 
 
 # What model() sets itself, or what says nothing about the model.
@@ -140,7 +154,7 @@ _NOT_SHAPE = {
 
 
 def model(
-    name: str,
+    name: "str | PreTrainedConfig",
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -151,7 +165,7 @@ def model(
     """A model by name, randomly initialised on ``device``, in training mode, without KV cache.
 
     Args:
-        name: a model of the table, ``"Llama-3.2-1B"``.
+        name: a model of the table, ``"Llama-3.2-1B"``, or a transformers config (it is copied).
         device: where its weights are created.
         dtype: of its weights; ``dtype_of(precision)`` gives it.
         layers: cut (or raise) the number of layers.
@@ -171,15 +185,31 @@ def model(
     if not isinstance(dtype, torch.dtype) or dtype not in _WEIGHT_DTYPES:
         names = ", ".join(map(str, _WEIGHT_DTYPES))
         raise InputError(f"unknown dtype {dtype!r} for weights. Known: {names}.")
-    settings = config(name, layers=layers, **overrides)
+    if isinstance(name, str):
+        settings = config(name, layers=layers, **overrides)
+    else:
+        kind = type(name)
+        settings = _changed(kind, kind.__name__, name.to_dict(), layers, overrides)
     with _device(device):
-        built = AutoModelForCausalLM.from_config(
-            settings, dtype=dtype, attn_implementation=attention
-        )
+        try:
+            built = AutoModelForCausalLM.from_config(
+                settings, dtype=dtype, attn_implementation=attention
+            )
+        except _UNBUILDABLE as error:
+            if is_out_of_memory(error):
+                raise
+            what = name if isinstance(name, str) else type(name).__name__
+            reason = str(error).strip().partition("\n")[0][:160]
+            raise InputError(
+                f"{what} cannot be built with this config: {type(error).__name__}: {reason}"
+            ) from error
     built.loss_type = "ForCausalLM"  # GPT-2's class name does not say so, and a warning would
     return built.train()
 
 
+# What transformers' classes raise over a config that nobody checked.
+_UNBUILDABLE = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError,
+                RuntimeError, TypeError, ValueError)  # fmt: skip
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -264,16 +294,23 @@ def dtype_of(precision: str) -> torch.dtype:
     return _WEIGHTS_IN[one_of(precision, PRECISIONS, "precision")]
 
 
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """What autocast computes in under ``precision``; None for the precisions without it.
+
+    Raises:
+        InputError: not one of ``PRECISIONS``.
+    """
+    return _AUTOCAST_TO.get(one_of(precision, PRECISIONS, "precision"))
+
+
 def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[Any]:
     """``torch.autocast`` for the ``amp-`` precisions, nothing for the others.
 
     Raises:
         InputError: unknown device or precision.
     """
-    precision = one_of(precision, PRECISIONS, "precision")
-    if precision not in _AUTOCAST_TO:
-        return nullcontext()
-    return torch.autocast(_device(device).type, dtype=_AUTOCAST_TO[precision])
+    dtype = autocast_dtype(precision)
+    return nullcontext() if dtype is None else torch.autocast(_device(device).type, dtype=dtype)
 
 
 # --- activation checkpointing -----------------------------------------------------------------

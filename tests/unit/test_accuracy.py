@@ -1,14 +1,22 @@
-"""The tracker and the simulation against PyTorch's own allocator, set-up by set-up."""
+"""The tracker and the simulation against PyTorch's own allocator, set-up by set-up; the tables."""
 
 import gc
+import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks.setups import SETUPS
+from benchmarks import accuracy
+from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, Row, markdown, summary, table
+from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
+from labkit import hardware
+from labkit.experiment import PRECISIONS
+from labkit.fake_mode import fake_tensors
 from labkit.measure import _cpu_record, allocator_peak
-from labkit.memory import Category
-from labkit.simulate import fake_tensors
+from labkit.memory import MIB, Category
+from labkit.model_source import find_config
+from labkit.recipes import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
 from labkit.tracker import track
 
 CPU = torch.device("cpu")
@@ -19,7 +27,7 @@ WORKSPACES = {"convolutions"}
 def tracked(name: str, *, fake: bool):
     gc.collect()
     if fake:
-        with fake_tensors(as_cuda=False), track(work=True) as tracker:
+        with fake_tensors(None), track(work=True) as tracker:
             for _ in SETUPS[name](CPU):
                 pass
     else:
@@ -72,7 +80,7 @@ def test_bytes_per_parameter_are_exact(fake):
         return live[Category.WEIGHTS], live[Category.GRADIENTS], live[Category.OPTIMIZER]
 
     if fake:
-        with fake_tensors(as_cuda=False), track() as tracker:
+        with fake_tensors(None), track() as tracker:
             model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 32))
             kept = step(model)
             measured = totals(tracker)
@@ -83,3 +91,137 @@ def test_bytes_per_parameter_are_exact(fake):
     assert kept is not None
     # AdamW also keeps one float32 step counter per tensor.
     assert measured == (4 * count, 4 * count, 8 * count + 4 * tensors)
+
+
+# --- the recipes of the benchmark ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipes", [SMALL_RECIPES, GPU_RECIPES], ids=["small", "gpu"])
+def test_the_matrix_uses_every_technique(recipes):
+    assert len(recipes) >= 24
+    chosen = [recipe for _, recipe in recipes.values()]
+    assert len(set(recipes.values())) == len(recipes)
+    assert {r.precision for r in chosen} == set(PRECISIONS)
+    assert {r.optimizer for r in chosen} == set(OPTIMIZERS)
+    assert {r.attention for r in chosen} == set(ATTENTIONS)
+    assert {r.offload for r in chosen} == set(OFFLOADS)
+    assert {r.quantize for r in chosen} == {None, *QUANTIZATIONS}
+    for name in ("checkpointing", "optimizer_in_backward", "chunked_loss"):
+        assert {getattr(r, name) for r in chosen} == {False, True}
+    assert {r.accumulate > 1 for r in chosen} == {False, True}
+    assert {r.lora is None for r in chosen} == {False, True}
+    assert len({r.batch_size for r in chosen}) >= 3
+
+
+def test_the_recipes_at_real_size_suit_a_card_of_24_gb():
+    card = hardware.gpu("rtx-4090")
+    assert len({model for model, _ in GPU_RECIPES.values()}) >= 5
+    for model, recipe in GPU_RECIPES.values():
+        recipe.check(card)
+        assert find_config(model)[0] == model
+
+
+def test_a_recipe_on_the_cpu_gives_a_row():
+    recipe = Recipe(batch_size=2, seq_len=32, optimizer="sgd", checkpointing=True)
+    row = accuracy.on_cpu("it", recipe.experiment(tiny_config()), RECIPES_GROUP)
+    assert (row.setup, row.group, row.reserved_bytes) == ("it", RECIPES_GROUP, None)
+    errors = row.errors()
+    assert errors["reserved"] is None
+    assert abs(errors["simulated"]) < 1
+    assert abs(errors["tracked"]) < 1
+
+
+def test_small_rows_are_chosen_by_name():
+    rows = list(accuracy.small_rows("in-place"))
+    assert [(row.setup, row.group) for row in rows] == [("in-place operations", SETUPS_GROUP)]
+
+
+def test_an_unlisted_card_keeps_its_own_generation_and_memory(monkeypatch):
+    here = replace(hardware.machine(), name="NVIDIA Imaginary 9000", capacity_bytes=7 * MIB)
+    monkeypatch.setattr(hardware, "machine", lambda: here)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    card = accuracy.this_card()
+    assert (card.name, card.usable_bytes) == ("NVIDIA Imaginary 9000", 7 * MIB)
+    assert (card.compute_capability, card.bf16_native) == ((7, 5), False)
+    monkeypatch.setattr(hardware, "machine", lambda: replace(here, name="NVIDIA H200"))
+    assert accuracy.this_card() is hardware.gpu("h200")
+
+
+# --- its tables ---------------------------------------------------------------------------------
+
+ROWS = [
+    Row("one", 1000 * MIB, 999 * MIB, 1001 * MIB, 2000 * MIB, 1990 * MIB),
+    Row("two", 1000 * MIB, 1000 * MIB, 970 * MIB, 1000 * MIB, 1000 * MIB),
+    Row("large", None, None, 5000 * MIB, None, 5000 * MIB),
+    Row("convolutions", 100 * MIB, 98 * MIB, 98 * MIB, group=SETUPS_GROUP),
+]
+
+
+def test_errors_are_signed_and_their_sizes_are_summed_up():
+    assert ROWS[0].errors() == pytest.approx({"simulated": 0.1, "tracked": -0.1, "reserved": -0.5})
+    assert set(ROWS[2].errors().values()) == {None}
+    figures = summary(ROWS[:3])
+    assert figures["median"] == pytest.approx(
+        {"simulated": 1.55, "tracked": 0.05, "reserved": 0.25}
+    )
+    assert figures["maximum"] == pytest.approx({"simulated": 3.0, "tracked": 0.1, "reserved": 0.5})
+    assert summary(ROWS[3:])["maximum"]["reserved"] is None
+
+
+def test_the_95th_percentile_is_that_of_the_sorted_sizes():
+    rows = [Row(str(n), 1000, None, 1000 - n) for n in range(1, 41)]
+    assert summary(rows)["95th percentile"]["simulated"] == pytest.approx(3.8)
+
+
+def test_the_table_names_groups_errors_and_causes():
+    lines = table(ROWS).splitlines()
+    one = next(line for line in lines if line.startswith("one "))
+    assert one.split()[1:] == ["1000", "MiB", "+0.100", "%", "-0.100", "%", "1.95", "GiB",
+                               "-0.500", "%"]  # fmt: skip
+    assert any(line.startswith("large") and "no fit" in line for line in lines)
+    assert sum(line.startswith("median") for line in lines) == 2  # a summary of each group
+    beyond = [line for line in lines if line.startswith("beyond")]
+    assert len(beyond) == 2
+    assert "two (simulated -3.000 %): cause not known yet" in beyond[0]
+    assert "convolutions" in beyond[1]
+    assert "workspaces" in beyond[1]
+
+
+def test_markdown_stands_between_its_markers():
+    lines = markdown(ROWS, "NVIDIA X, torch 2.13, 2026-11-21").splitlines()
+    assert (lines[0], lines[-1]) == accuracy.MARKERS
+    assert lines[1] == "NVIDIA X, torch 2.13, 2026-11-21."
+    assert lines[3] == "| recipe | allocated | simulated | reserved | simulated |"
+    assert "| one | 1000 MiB | +0.100 % | 1.95 GiB | -0.500 % |" in lines
+    assert "| large | no fit | – | – | – |" in lines
+    assert not any(line.startswith("| convolutions") for line in lines)
+    text = "\n".join(lines)
+    assert "3 recipes, allocated: median 1.550 %" in text
+    assert "3 recipes, reserved: median 0.250 %" in text
+    assert "1 set-ups, allocated: median 2.000 %" in text
+
+
+def test_markdown_of_a_cpu_has_no_reserved_columns():
+    rows = [replace(row, reserved_bytes=None, simulated_reserved_bytes=None) for row in ROWS]
+    lines = markdown(rows, "CPU").splitlines()
+    assert lines[3] == "| recipe | allocated | simulated |"
+    assert not any("reserved" in line for line in lines)
+
+
+def test_the_stored_table_reads_back(tmp_path):
+    path = accuracy.store(ROWS, tmp_path)
+    record = json.loads(path.read_text())
+    assert [Row(**row) for row in record["rows"]] == ROWS
+    assert record["schema"] == accuracy.SCHEMA
+    assert set(record["error_sizes_per_cent"]) == {RECIPES_GROUP, SETUPS_GROUP}
+
+
+def test_the_command_line(capsys, tmp_path):
+    assert accuracy.main(["--only", "nothing like it"]) == 2
+    assert "nothing is named like" in capsys.readouterr().err
+    assert accuracy.main(["--only", "views", "--out", str(tmp_path)]) == 0
+    assert "views and slices" in capsys.readouterr().out
+    assert list(tmp_path.glob("*/accuracy.json"))
+    if not hardware.machine().can_measure:
+        assert accuracy.main(["--gpu"]) == 2
+        assert "needs a CUDA machine" in capsys.readouterr().err

@@ -1,0 +1,170 @@
+"""The techniques of a recipe, each in plain PyTorch: what a training step does differently.
+
+Limits: text decoders of transformers, and PEFT's wrappers of them.
+"""
+
+import functools
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from labkit.memory import InputError
+from labkit.recipes import CHUNK_TOKENS, Recipe
+
+LEARNING_RATES = {"sgd": 1e-2}
+LEARNING_RATE = 1e-4
+
+
+def optimizer_of(recipe: Recipe, parameters: Any) -> torch.optim.Optimizer:
+    """The recipe's optimizer over ``parameters``."""
+    lr = LEARNING_RATES.get(recipe.optimizer, LEARNING_RATE)
+    kind = {"adamw": "AdamW", "sgd": "SGD", "adafactor": "Adafactor"}.get(recipe.optimizer)
+    if kind is not None:
+        return getattr(torch.optim, kind)(parameters, lr=lr)
+    import bitsandbytes
+
+    kind = {"adamw8bit": "AdamW8bit", "paged-adamw8bit": "PagedAdamW8bit"}[recipe.optimizer]
+    return getattr(bitsandbytes.optim, kind)(parameters, lr=lr)
+
+
+def step_in_backward(parameter: torch.nn.Parameter, recipe: Recipe) -> None:
+    """Update ``parameter``, and free its gradient, as soon as the gradient is there."""
+    optimizer = optimizer_of(recipe, [parameter])
+
+    def step(_: torch.Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    parameter.register_post_accumulate_grad_hook(step)
+
+
+class HostOptimizer:
+    """An optimizer whose state lives in host memory, with a copy of the weights to work on.
+
+    Gradients are copied to the host, the step is done there, and the new weights come back.
+    Source of the idea: ZeRO-Offload, https://arxiv.org/abs/2101.06840.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], recipe: Recipe) -> None:
+        self.parameters = parameters
+        self.copies = [torch.nn.Parameter(p.detach().to("cpu", copy=True)) for p in parameters]
+        self.optimizer = optimizer_of(recipe, self.copies)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the weights on the device: what a gradient scaler looks at."""
+        return [{"params": self.parameters}]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step. Each gradient leaves the device before the next is copied."""
+        for parameter, copy in zip(self.parameters, self.copies, strict=True):
+            if parameter.grad is not None:
+                copy.grad = parameter.grad.to("cpu")
+                parameter.grad = None
+        self.optimizer.step()
+        for parameter, copy in zip(self.parameters, self.copies, strict=True):
+            parameter.copy_(copy)
+
+    def zero_grad(self) -> None:
+        for parameter in (*self.parameters, *self.copies):
+            parameter.grad = None
+
+
+def chunked_loss(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the next token, the logits made ``CHUNK_TOKENS`` tokens at a time.
+
+    Args:
+        model: a causal language model of transformers, or PEFT's wrapper of one.
+        ids: [batch, sequence], int64.
+
+    Returns:
+        A scalar, float32, as the model's own loss.
+
+    Raises:
+        InputError: the model does more to the logits than its output layer and a soft cap.
+    """
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head, cap = _output_layer(plain)
+    hidden = plain.base_model(input_ids=ids).last_hidden_state[:, :-1]
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), ids[:, 1:].reshape(-1)
+
+    def chunk_loss(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = head(rows)
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return functional.cross_entropy(logits.float(), targets, reduction="sum")
+
+    total = sum(
+        checkpoint(chunk_loss, rows, targets, use_reentrant=False)
+        for rows, targets in zip(
+            hidden.split(CHUNK_TOKENS), labels.split(CHUNK_TOKENS), strict=True
+        )
+    )
+    return total / labels.numel()
+
+
+# Fields of configs by which some models change the logits; 1 or None leaves them alone.
+_CHANGES_LOGITS = ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier",
+                   "logits_soft_cap", "unpadded_vocab_size")  # fmt: skip
+
+
+def _output_layer(plain: Any) -> tuple[torch.nn.Module, float | None]:
+    """What turns hidden states into logits: a layer, and the soft cap that Gemma 2 has."""
+    head, settings = plain.get_output_embeddings(), plain.config
+    inside = {id(p) for part in (plain.base_model, head) if part is not None
+              for p in part.parameters()}  # fmt: skip
+    changed = any(getattr(settings, name, None) not in (None, 1) for name in _CHANGES_LOGITS)
+    if head is None or changed or any(id(p) not in inside for p in plain.parameters()):
+        raise InputError(
+            f"{type(plain).__name__} does more to its logits than one layer and a soft cap, so its "
+            "loss cannot be computed in chunks: leave chunked_loss out."
+        )
+    return head, getattr(settings, "final_logit_softcapping", None)
+
+
+# --- what lives on the host -----------------------------------------------------------------------
+
+
+def activations_on_host(model: torch.nn.Module) -> AbstractContextManager[Any]:
+    """`torch.autograd.graph.save_on_cpu`, leaving the weights where they are.
+
+    Autograd saves a layer's weight too; that one is on the device anyway, and a copy of it would
+    go to and fro for nothing.
+    """
+    stays = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+
+    def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
+        if tensor.untyped_storage()._cdata in stays:
+            return tensor.device, tensor.detach()
+        return tensor.device, tensor.detach().to("cpu", copy=True)
+
+    def unpack(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
+        device, tensor = packed
+        return tensor.to(device)
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+class FetchedLayer(torch.nn.Module):
+    """A layer whose weights stay on the host: each call copies them to the device and drops them.
+
+    The copying is inside the checkpoint. Otherwise the backward pass would need the forward's
+    copies, and every layer's would be kept until then.
+    """
+
+    def __init__(self, layer: torch.nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.layer, self.device, self.plain = layer, device, layer.forward
+        layer.forward = functools.partial(checkpoint, self.fetch_and_call, use_reentrant=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plain(*args, **kwargs)
+
+    def fetch_and_call(self, *args: Any, **kwargs: Any) -> Any:
+        copies = {name: p.to(self.device) for name, p in self.named_parameters()}
+        return torch.func.functional_call(self, copies, args, kwargs)

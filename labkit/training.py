@@ -1,0 +1,165 @@
+"""A recipe as an experiment, the same for a real run and for a simulation.
+
+`labkit.model_building` makes the model, `labkit.techniques` holds what a step does differently.
+
+Limits: tokens come from the course's corpus where the vocabulary has room for its bytes, else they
+are random.
+"""
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from labkit import models
+from labkit.experiment import first_line, is_out_of_memory
+from labkit.memory import InputError
+from labkit.model_building import build_model
+from labkit.model_source import find_config
+from labkit.recipes import Recipe
+from labkit.techniques import (
+    HostOptimizer,
+    activations_on_host,
+    chunked_loss,
+    optimizer_of,
+    step_in_backward,
+)  # fmt: skip
+from labkit.text import batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_BYTES = 256  # what the corpus needs of a vocabulary
+
+
+def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable[..., Iterator]:
+    """The experiment that trains ``model`` by ``recipe``.
+
+    Returns:
+        ``experiment(device, layers=None)``: ``layers`` builds the model with another depth.
+
+    Raises:
+        InputError: unknown model, or a library that the recipe needs is missing. The experiment
+            itself raises it where the model cannot be built or trained so.
+    """
+    name, config = find_config(model)
+    _import_libraries(recipe)
+
+    def experiment(device: torch.device, layers: int | None = None) -> Iterator[torch.Tensor]:
+        with _refusing(name):
+            model = build_model(config, recipe, device, layers)
+            job = _Job(model, recipe, device)
+        with ExitStack() as stack:
+            if recipe.attention == "flash":
+                stack.enter_context(sdpa_kernel(SDPBackend.FLASH_ATTENTION))
+            first = True
+            for ids in _tokens(config, recipe, device):
+                with _refusing(name) if first else nullcontext():
+                    loss = job.add(ids)
+                first = False
+                if job.ready:
+                    job.step()
+                    yield loss
+
+    experiment.__name__ = f"{name[:40]}: {recipe}"[:200]
+    return experiment
+
+
+def _import_libraries(recipe: Recipe) -> None:
+    """Before a simulation begins: it prepares bitsandbytes only where that has been imported."""
+    names = ["peft"] if recipe.lora else []
+    if recipe.quantize or recipe.optimizer.endswith("8bit"):
+        names.append("bitsandbytes")
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(f"this recipe needs {name}: pip install {name}")
+        logging.disable(logging.WARNING)  # bitsandbytes misses optional kernels, and says so
+        try:
+            importlib.import_module(name)
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+# What a model raises in its first pass if its config's sizes do not go together. A simulation's
+# own refusals are the other two, which `simulate` explains.
+_UNUSABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+             ValueError)  # fmt: skip
+_NOT_THE_MODEL = (InputError, DataDependentOutputException, DynamicOutputShapeException)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Say in a sentence that a model cannot be trained by the recipe; lack of memory passes."""
+    try:
+        yield
+    except _UNUSABLE as error:
+        if isinstance(error, _NOT_THE_MODEL) or is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"{name[:60]} cannot be trained by this recipe: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
+
+
+def _tokens(config: Any, recipe: Recipe, device: torch.device) -> Iterator[torch.Tensor]:
+    size = {"batch_size": recipe.batch_size, "seq_len": recipe.seq_len}
+    # A simulation has no use for what the text says, and reading millions of bytes takes long.
+    if config.vocab_size >= _BYTES and detect_fake_mode() is None:
+        yield from batches(device=device, **size)
+    while True:
+        shape = (recipe.batch_size, recipe.seq_len)
+        yield torch.randint(config.vocab_size, shape, device=device)
+
+
+# --- the step --------------------------------------------------------------------------------
+
+
+class _Job:
+    """One training run: what happens with a batch, and at a step."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe, device: torch.device) -> None:
+        self.model, self.recipe, self.device = model, recipe, device
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.gathered = 0
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp-fp16")
+        self.optimizer = None
+        if recipe.optimizer_in_backward:
+            for parameter in self.trained:
+                step_in_backward(parameter, recipe)
+        elif recipe.offload == "optimizer":
+            self.optimizer = HostOptimizer(self.trained, recipe)
+        else:
+            self.optimizer = optimizer_of(recipe, self.trained)
+
+    @property
+    def ready(self) -> bool:
+        return self.gathered == self.recipe.accumulate
+
+    def add(self, ids: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of one batch; returns its loss."""
+        offloading = nullcontext()
+        if self.recipe.offload == "activations":
+            offloading = activations_on_host(self.model)
+        with offloading, models.autocast(self.device, self.recipe.precision):
+            if self.recipe.chunked_loss:
+                loss = chunked_loss(self.model, ids)
+            else:
+                loss = self.model(input_ids=ids, labels=ids).loss
+        self.scaler.scale(loss / self.recipe.accumulate).backward()
+        self.gathered += 1
+        return loss.detach()
+
+    def step(self) -> None:
+        self.gathered = 0
+        if self.optimizer is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()

@@ -1,0 +1,384 @@
+"""Whose model: names, folders, files and hub ids; hostile configs cost a sentence, nothing more."""
+
+import json
+import math
+import sys
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig
+
+import labkit as lab
+from labkit import model_source
+from labkit.catalogue import gpus
+from labkit.experiment import PRECISIONS
+from labkit.memory import InputError
+from labkit.model_source import MOST_FILE_BYTES, config_from_dict, find_config
+from labkit.recipes import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
+    "tie_word_embeddings": True, "rope_theta": 12345.0,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 300,
+        "n_positions": 64}  # fmt: skip
+
+
+def sentence_of(error: InputError) -> str:
+    """The message, once it has been found to be one that a person can read."""
+    text = str(error)
+    assert 10 < len(text) < 400, text
+    assert "\n" not in text
+    return text
+
+
+def refusal(source) -> str:
+    with pytest.raises(InputError) as caught:
+        find_config(source)
+    return sentence_of(caught.value)
+
+
+def write(folder, record, name="config.json"):
+    path = folder / name
+    path.write_text(record if isinstance(record, str) else json.dumps(record))
+    return path
+
+
+# --- names, folders, files, hub ids --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["Llama-3.2-1B", "llama-3.2-1b", "LLAMA_3.2_1b"])
+def test_a_name_of_the_table(text):
+    name, config = find_config(text)
+    assert (name, config.hidden_size, config.use_cache) == ("Llama-3.2-1B", 2048, False)
+
+
+def test_a_folder_and_a_file(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    path = write(folder, LLAMA)
+    for source in (folder, str(folder), path, str(path)):
+        name, config = find_config(source)
+        assert name == "my-model"
+        assert isinstance(config, LlamaConfig)
+        assert (config.num_hidden_layers, config.use_cache) == (2, False)
+        assert config.rope_parameters["rope_theta"] == 12345.0
+    other = write(folder, GPT2, "other.json")
+    assert find_config(other)[1].n_embd == 32
+
+
+def test_a_config_already_made_is_copied():
+    theirs = LlamaConfig(**{**LLAMA, "use_cache": True})
+    name, config = find_config(theirs)
+    assert name == "Llama"
+    assert config is not theirs
+    assert (theirs.use_cache, config.use_cache) == (True, False)
+
+
+def test_a_hub_id_is_asked_for_by_its_config_alone(tmp_path, monkeypatch):
+    asked = []
+
+    def download(repo, filename):
+        asked.append((repo, filename))
+        return str(write(tmp_path, LLAMA))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    name, config = find_config("somebody/some-model")
+    assert (name, config.hidden_size) == ("somebody/some-model", 32)
+    assert asked == [("somebody/some-model", "config.json")]
+
+
+def test_a_hub_id_offline_is_refused_in_a_sentence(monkeypatch):
+    def offline(repo, filename):
+        raise ConnectionError("no route\nto the hub" * 100)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    text = refusal("somebody/" + "m" * 90)
+    assert "could not be had from the hub (ConnectionError: no route" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("Llama-3.2-1C", "Did you mean 'Llama-3.2-1B'"),
+        ("", "one line of at most|unknown model|no config.json"),
+        ("x" * 5000, "at most 1000 characters"),
+        ("x" * 900, "cannot be looked up|unknown model"),
+        ("~nobody-of-this-name/model", "cannot be looked up"),
+        ("two\nlines", "one line"),
+        ("nul\0byte", "one line"),
+        ("\ud800", "one line"),
+        ("/no/such/folder/at/all", "unknown model"),
+        (42, "not a value of type int"),
+        (None, "not a value of type NoneType"),
+        ({"model_type": "llama"}, "not a value of type dict"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_a_sentence(source, reason):
+    with pytest.raises(InputError, match=reason) as caught:
+        find_config(source)
+    sentence_of(caught.value)
+
+
+def test_a_folder_without_a_config(tmp_path):
+    assert "there is no config.json in" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"a":' * 50_000, "not valid JSON"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "not valid JSON"),
+        (" " * (MOST_FILE_BYTES + 1), "more than 1048576 bytes"),
+        ("[]", "must be an object"),
+        ("null", "must be an object"),
+        ("{}", "no 'model_type'"),
+    ],
+)
+def test_a_broken_file_is_refused_in_a_sentence(tmp_path, content, reason):
+    write(tmp_path, content)
+    assert reason in refusal(tmp_path)
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    assert "cannot be read as text" in refusal(path)
+    path.unlink()
+    path.mkdir()  # a folder where the file should be
+    assert "there is no config.json" in refusal(tmp_path)
+
+
+# --- what a config may not do ---------------------------------------------------------------------
+
+
+def test_code_that_a_config_names_is_never_imported(tmp_path):
+    touched = tmp_path / "touched"
+    code = f"open({str(touched)!r}, 'w').close()\nclass Evil: pass\n"
+    (tmp_path / "evil_module.py").write_text(code)
+    record = {
+        **LLAMA, "trust_remote_code": True, "architectures": ["Evil"],
+        "auto_map": {"AutoConfig": "evil_module.Evil", "AutoModelForCausalLM": "evil_module.Evil"},
+    }  # fmt: skip
+    write(tmp_path, record)
+    _, config = find_config(tmp_path)
+    assert not hasattr(config, "auto_map")
+    run = lab.simulate(Recipe(seq_len=8).experiment(tmp_path))
+    assert run.peak_bytes > 0
+    assert not touched.exists()
+    assert not [name for name in sys.modules if "evil_module" in name]
+
+
+def test_what_a_recipe_says_is_left_out():
+    plain = config_from_dict(LLAMA)
+    loaded = config_from_dict({
+        **LLAMA, "quantization_config": {"load_in_4bit": True}, "torch_dtype": "float16",
+        "dtype": "float16", "use_cache": True, "return_dict": False, "output_attentions": True,
+        "output_hidden_states": True, "_attn_implementation": "eager", "num_labels": 10**9,
+    })  # fmt: skip
+    assert loaded.to_dict() == plain.to_dict()
+
+
+@pytest.mark.parametrize(
+    "field", ["to_dict", "attribute_map", "from_dict", "model_type_", "__init__"]
+)
+def test_methods_cannot_be_replaced(field):
+    config = config_from_dict({**LLAMA, field: 5})
+    assert callable(config.to_dict)
+    assert config.attribute_map == {}
+    assert lab.model(config, device="meta").config.hidden_size == 32
+
+
+HOSTILE = [
+    ({"model_type": 7}, "no 'model_type'"),
+    ({"model_type": "x" * 10_000}, "which transformers lacks"),
+    ({"model_type": "t5"}, "no causal language model"),
+    ({"model_type": "vit"}, "no causal language model|must be a whole number"),
+    ({"model_type": "mamba"}, "num_attention_heads must be|intermediate_size must be"),
+    ({**LLAMA, "num_hidden_layers": 10**9}, "'num_hidden_layers' must not hold a number beyond"),
+    ({**GPT2, "n_layer": 10**9}, "'n_layer' must not hold"),
+    ({**LLAMA, "num_experts": 10**6}, "'num_experts' must not hold"),
+    ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
+    ({**LLAMA, "num_hidden_layers": -1}, "num_hidden_layers must be a whole number"),
+    ({**LLAMA, "hidden_size": "32"}, "cannot be a llama model"),
+    ({**LLAMA, "hidden_size": 32.5}, "cannot be a llama model"),
+    ({**LLAMA, "hidden_size": None}, "cannot be a llama model"),
+    ({**LLAMA, "hidden_size": [32]}, "cannot be a llama model"),
+    ({**LLAMA, "hidden_size": math.nan}, "cannot be a llama model"),
+    ({**LLAMA, "hidden_size": 10**4000}, "must not hold a number beyond"),
+    ({**LLAMA, "hidden_size": 1 << 20}, "hidden_size must be a whole number"),
+    ({**LLAMA, "vocab_size": 1 << 30}, "vocab_size must be a whole number"),
+    ({**LLAMA, "rope_parameters": {"a": {"b": [10**30]}}}, "must not hold a number beyond"),
+    ({**LLAMA, "rope_parameters": 3}, "cannot be a llama model"),
+    ({**LLAMA, "num_attention_heads": 0}, "cannot be a llama model|must be a whole number"),
+    ({"model_type": "gpt_neo", "num_layers": 2,
+      "attention_types": [[["global"], 10**12]]}, "must not hold a number beyond"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_a_hostile_config_is_refused_in_a_sentence(number, capfd):
+    record, reason = HOSTILE[number]
+    started = time.process_time()
+    with pytest.raises(InputError, match=reason) as caught:
+        config_from_dict(record)
+    sentence_of(caught.value)
+    # Building lists as long as some of these numbers say would take minutes, and the memory.
+    assert time.process_time() - started < 30
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": 3},
+        {"hidden_size": 36},  # nine per head: positions need pairs
+        {"hidden_size": 1 << 18, "num_attention_heads": 1 << 18, "head_dim": 1 << 40},
+        {"hidden_act": "no such function"},
+    ],
+)
+def test_sizes_that_do_not_go_together_are_refused_at_the_latest_when_trained(changes):
+    with pytest.raises(InputError) as caught:
+        lab.simulate(Recipe(seq_len=8).experiment(config_from_dict({**LLAMA, **changes})))
+    sentence_of(caught.value)
+
+
+def test_more_tokens_than_a_table_of_positions_has_are_refused():
+    config = config_from_dict(GPT2)
+    assert lab.simulate(Recipe(seq_len=64).experiment(config)).peak_bytes > 0
+    with pytest.raises(InputError, match="seq_len must be at most 64"):
+        lab.simulate(Recipe(seq_len=65).experiment(config))
+    # Rotary positions are computed, and go on.
+    short = config_from_dict({**LLAMA, "max_position_embeddings": 64})
+    assert lab.simulate(Recipe(seq_len=65).experiment(short)).peak_bytes > 0
+
+
+# --- random configs -------------------------------------------------------------------------------
+
+FIELDS = {
+    "llama": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+              "num_key_value_heads", "vocab_size", "head_dim", "tie_word_embeddings",
+              "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act",
+              "attention_bias", "pad_token_id", "rope_scaling", "rope_theta"),
+    "gpt2": ("n_embd", "n_layer", "n_head", "n_positions", "n_inner", "vocab_size",
+             "activation_function", "resid_pdrop", "scale_attn_weights", "hidden_size"),
+}  # fmt: skip
+MORE = {"qwen2": ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
+        "mistral": ("sliding_window",), "gemma": ("hidden_activation",)}  # fmt: skip
+TYPES = ("llama", "gpt2", "qwen2", "mistral", "gemma", "unknown", "t5", "bert")
+ANYWHERE = ("quantization_config", "auto_map", "torch_dtype", "num_labels", "to_dict", "surprise")
+
+SIZES = st.sampled_from([1, 2, 3, 4, 8, 16, 32, 48, 64, 256, 300, 1024, 4096, 32000])
+EXTREME = st.sampled_from([0, -1, -4096, 1 << 18, 1 << 31, 1 << 62, 10**30, 10**4000])
+WRONG = st.one_of(
+    st.none(), st.booleans(), st.floats(), st.text(max_size=8), st.lists(SIZES, max_size=3),
+    st.dictionaries(st.sampled_from(["rope_type", "factor", "rope_theta"]),
+                    SIZES | st.sampled_from(["linear", "llama3", "yarn"]), max_size=3),
+)  # fmt: skip
+VALUES = st.integers(0, 9).flatmap(lambda n: WRONG if n == 0 else EXTREME if n == 1 else SIZES)
+
+
+@st.composite
+def records(draw) -> dict:
+    kind = draw(st.sampled_from(TYPES))
+    names = FIELDS.get(kind, FIELDS["llama"]) + MORE.get(kind, ())
+    some = st.dictionaries(st.sampled_from(names), VALUES, max_size=4)
+    odd = st.dictionaries(st.sampled_from(ANYWHERE), WRONG, max_size=1)
+    return {"model_type": kind, **draw(some), **draw(odd)}
+
+
+def test_any_config_is_accepted_or_refused_in_a_sentence(capfd):
+    outcomes = {"accepted": 0, "refused": 0}
+
+    @settings(max_examples=10_000, deadline=None, derandomize=True, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(record=records())
+    def try_record(record):
+        try:
+            config = config_from_dict(record)
+            assert 1 <= config.num_hidden_layers <= model_source.MOST_LAYERS
+            json.dumps(config.to_dict())
+        except InputError as error:
+            sentence_of(error)
+            outcomes["refused"] += 1
+        else:
+            outcomes["accepted"] += 1
+
+    try_record()
+    assert min(outcomes.values()) > 1000  # a fair mixture
+    assert capfd.readouterr() == ("", "")  # no warnings
+
+
+# --- random configs and recipes, simulated --------------------------------------------------------
+
+
+@st.composite
+def tiny_models(draw) -> dict:
+    kind = draw(st.sampled_from(["llama", "gpt2", "qwen2", "mistral", "gemma"]))
+    layers, heads = draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([1, 2, 4]))
+    width = heads * draw(st.sampled_from([2, 4, 7, 8, 8, 16]))
+    vocabulary = draw(st.sampled_from([5, 64, 300]))
+    if kind == "gpt2":
+        return {
+            "model_type": kind, "n_embd": width, "n_layer": layers, "n_head": heads,
+            "vocab_size": vocabulary, "n_positions": draw(st.sampled_from([16, 64])),
+        }  # fmt: skip
+    return {
+        "model_type": kind, "hidden_size": width, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "vocab_size": vocabulary, "head_dim": width // heads,
+        "num_key_value_heads": draw(st.sampled_from([1, 2, heads])), "pad_token_id": None,
+        "intermediate_size": draw(st.sampled_from([8, 24, 64])),
+        "tie_word_embeddings": draw(st.booleans()),
+    }  # fmt: skip
+
+
+@st.composite
+def tiny_recipes(draw) -> Recipe:
+    choose = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    lora = choose(None, None, 1, 4)
+    offload = choose(*OFFLOADS)
+    fields = {
+        "batch_size": choose(1, 2, 3), "seq_len": choose(1, 2, 16, 40),
+        "precision": choose(*PRECISIONS), "optimizer": choose(*OPTIMIZERS),
+        "optimizer_in_backward": choose(False, False, True),
+        "checkpointing": offload == "weights" or choose(False, True),
+        "attention": choose(*ATTENTIONS), "lora": lora, "offload": offload,
+        "quantize": choose(None, *QUANTIZATIONS) if lora else None,
+        "accumulate": choose(1, 1, 1, 2), "chunked_loss": choose(False, True),
+    }  # fmt: skip
+    if lora and choose(False, False, True):
+        fields["lora_targets"] = choose(("q_proj", "v_proj"), ("c_attn",), ("lm_head",), ("norm",))
+    try:
+        return Recipe(**fields)
+    except InputError:
+        return Recipe(seq_len=fields["seq_len"], precision=fields["precision"])
+
+
+def test_any_recipe_on_any_small_model_is_simulated_or_refused():
+    outcomes = {"simulated": 0, "refused": 0}
+
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(record=tiny_models(), recipe=tiny_recipes(), card=st.sampled_from(gpus()),
+           steps=st.sampled_from([1, 1, 2]))  # fmt: skip
+    def try_recipe(record, recipe, card, steps):
+        try:
+            experiment = recipe.experiment(config_from_dict(record))
+            run = lab.simulate(experiment, gpu=card.key, steps=steps)
+        except InputError as error:
+            sentence_of(error)
+            outcomes["refused"] += 1
+        else:
+            assert sum(run.by_category.values()) == run.peak_bytes > 0
+            assert run.reserved_bytes >= run.peak_bytes
+            assert run.fits
+            outcomes["simulated"] += 1
+
+    try_recipe()
+    assert outcomes["simulated"] > 100

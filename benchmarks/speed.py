@@ -1,9 +1,10 @@
-"""What watching costs: tracking a real step on the CPU, and tracing a Llama-3.1-8B step.
+"""What watching costs: tracking a real step on the CPU, tracing and estimating large models.
 
     python benchmarks/speed.py [--skip-memtracker]
 
 Prints tables; nothing here is a test. The 8B step (bf16, 1 × 4096 tokens, AdamW) runs on fake
-tensors three times: untracked, under our tracker, and under PyTorch's MemTracker.
+tensors three times: untracked, under our tracker, and under PyTorch's MemTracker. Estimates and advice are
+timed in this process, the libraries they import included in the first.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import labkit as lab
+from labkit.catalogue import gpu
+from labkit.fake_mode import GPU_DEVICE, fake_tensors
 from labkit.memory import format_bytes
-from labkit.simulate import fake_tensors
 from labkit.tracker import track
 
 
@@ -44,15 +46,26 @@ def real_step_overhead(rounds: int = 7) -> float:
 
 
 def big_step(memtracker: MemTracker | None = None) -> None:
-    model = lab.model("Llama-3.1-8B", device="cpu", dtype=torch.bfloat16)
+    model = lab.model("Llama-3.1-8B", device=GPU_DEVICE, dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     if memtracker is not None:
         memtracker.track_external(model, optimizer)
     with memtracker or contextlib.nullcontext():
-        tokens = torch.zeros(1, 4096, dtype=torch.long)
+        tokens = torch.zeros(1, 4096, dtype=torch.long, device=GPU_DEVICE)
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+QLORA = {"precision": "bf16", "lora": 16, "quantize": "nf4-double", "checkpointing": True,
+         "optimizer": "paged-adamw8bit", "seq_len": 2048}  # fmt: skip
+ESTIMATES = {
+    "Llama-3.1-8B, bf16, 1 × 4096": ("Llama-3.1-8B", {"precision": "bf16", "seq_len": 4096}),
+    "the same, every layer traced": (
+        "Llama-3.1-8B", {"precision": "bf16", "seq_len": 4096, "exact": True},
+    ),
+    "Llama-2-70B, QLoRA, 1 × 2048": ("Llama-2-70B", QLORA),
+}  # fmt: skip
 
 
 def timed(function, *args) -> float:
@@ -69,21 +82,30 @@ def main() -> None:
     print(f"tracking a real CPU step: {real_step_overhead():.2f} × the untracked step")
 
     print("\none training step of Llama-3.1-8B, bf16, 1 × 4096 tokens, AdamW, fake tensors")
-    with fake_tensors(as_cuda=True):
+    with fake_tensors(gpu("a100-80gb")):
         print(f"  untracked        {timed(big_step):6.1f} s")
-    with fake_tensors(as_cuda=True), track(work=True) as tracker:
+    with fake_tensors(gpu("a100-80gb")), track(device=str(GPU_DEVICE), work=True) as tracker:
         seconds = timed(big_step)
     trace = tracker.trace()
     print(f"  labkit's tracker {seconds:6.1f} s   peak {format_bytes(trace.peak_bytes)}, "
           f"{len(trace.events)} events, {trace.flops:.3e} FLOPs")  # fmt: skip
     if not options.skip_memtracker:
         memtracker = MemTracker()
-        with fake_tensors(as_cuda=True):
+        with fake_tensors(gpu("a100-80gb")):
             seconds = timed(big_step, memtracker)
         peak = sum(
             snapshot["Total"] for snapshot in memtracker.get_tracker_snapshot("peak").values()
         )
         print(f"  MemTracker       {seconds:6.1f} s   peak {format_bytes(peak)}")
+
+    print("\nestimates for an A100 of 80 GB")
+    for name, (model, settings) in ESTIMATES.items():
+        found = lab.estimate(model, gpu="a100-80gb", **settings)
+        print(f"  {name:30} {found.seconds_to_estimate:6.1f} s   "
+              f"reserved {format_bytes(found.peak_reserved_bytes)}")  # fmt: skip
+    advice = lab.advise("Llama-3.1-8B", gpu="a100-80gb")
+    print(f"  advice for Llama-3.1-8B        {advice.seconds:6.1f} s   "
+          f"{len(advice.options)} recipes simulated")  # fmt: skip
 
 
 if __name__ == "__main__":

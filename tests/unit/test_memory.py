@@ -503,3 +503,17 @@ def test_positive_int_can_have_another_limit():
     assert positive_int(4, "jobs", most=4) == 4
     with pytest.raises(InputError, match="jobs must be from 1 to 4, not 5"):
         positive_int(5, "jobs", most=4)
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["long", "negative"])
+def test_a_number_too_long_to_write_is_refused_in_a_sentence(value):
+    for refuse in (lambda: positive_int(value, "steps"), lambda: one_of(value, ["a"], "kind")):
+        with pytest.raises(InputError, match="more than thirty digits"):
+            refuse()
+
+
+def test_a_long_value_is_cut_in_the_message():
+    for refuse in (lambda v: one_of(v, ["a"], "kind"), lambda v: positive_int(v, "steps")):
+        with pytest.raises(InputError) as caught:
+            refuse("x" * 100_000)
+        assert len(str(caught.value)) < 300

@@ -1,7 +1,8 @@
-"""The command line: ``labkit doctor | run | report | record``.
+"""The command line: ``labkit doctor | run | estimate | advise | report | record``.
 
-Exit codes: 0 all is well; 1 a lesson failed, or doctor found a problem; 2 something we were
-given cannot be used, or a file cannot be written (one sentence says which); 130 Ctrl-C.
+Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, or a recipe does not fit; 2
+something we were given cannot be used, or a file cannot be written (one sentence says which); 130
+Ctrl-C.
 
 Limits: ``record`` needs a CUDA machine. The other commands work on any.
 """
@@ -14,10 +15,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from labkit import cli_planning
 from labkit.lessons import declared_parameters, find, read_notebook
 from labkit.memory import InputError, one_of, positive_int
 
-COMMANDS = ("doctor", "run", "report", "record")
+COMMANDS = ("doctor", "run", "report", "record", *cli_planning.COMMANDS)
 RUN_FOLDER = Path("build/course")
 RECORD_FOLDER = Path("build/record")
 
@@ -89,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", default="3600", metavar="SECONDS", help="limit per lesson (default: 3600)"
     )
     record.set_defaults(action=_record)
+    cli_planning.add_commands(commands)
     return parser
 
 

@@ -1,0 +1,182 @@
+"""Training scripts: those generated run as they stand, train, save, and take what they promise."""
+
+import ast
+import contextlib
+import gc
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import labkit as lab
+from labkit import models, train_script
+from labkit.memory import InputError
+from labkit.recipes import Recipe
+
+SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+SHAPE = {"batch_size": 2, "seq_len": 32}
+RECIPES = {
+    "plain": Recipe(**SHAPE),
+    "bf16, checkpointing, 8-bit": Recipe(
+        precision="bf16", checkpointing=True, optimizer="adamw8bit", **SHAPE
+    ),
+    "paged": Recipe(optimizer="paged-adamw8bit", **SHAPE),
+    "lora": Recipe(lora=4, **SHAPE),
+    "lora on two layers": Recipe(lora=4, lora_targets=("q_proj", "v_proj"), **SHAPE),
+    "qlora": Recipe(lora=4, quantize="nf4-double", checkpointing=True, chunked_loss=True, **SHAPE),
+    "int8 lora": Recipe(lora=4, quantize="int8", **SHAPE),
+    "in backward": Recipe(optimizer_in_backward=True, optimizer="adafactor", **SHAPE),
+    "chunked loss": Recipe(chunked_loss=True, optimizer="sgd", **SHAPE),
+    "activations on the host": Recipe(offload="activations", accumulate=2, **SHAPE),
+    "optimizer on the host": Recipe(offload="optimizer", precision="amp-fp16", **SHAPE),
+    "weights on the host": Recipe(
+        offload="weights", checkpointing=True, precision="amp-bf16", **SHAPE
+    ),
+    "amp-fp16": Recipe(precision="amp-fp16", accumulate=2, **SHAPE),
+    "eager": Recipe(attention="eager", **SHAPE),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with a tiny Llama and a byte-level tokenizer, and a text."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    models.model("SmolLM2-135M", **SIZE).save_pretrained(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    text = folder.parent / "my.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 40, encoding="utf-8")
+    return folder
+
+
+def run_script(path, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+    return runpy.run_path(str(path), run_name="__main__")
+
+
+def losses(printed):
+    lines = [line for line in printed.splitlines() if line.startswith("step ")]
+    return [float(line.rpartition(" ")[2]) for line in lines]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_script_trains_and_saves(name, tiny, tmp_path, monkeypatch, capsys):
+    recipe = RECIPES[name]
+    path = train_script.write_script(tmp_path / "train.py", recipe, model=tiny)
+    text = path.read_text(encoding="utf-8")
+    assert "labkit" not in {
+        alias.name.partition(".")[0]
+        for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }  # fmt: skip
+    rate = 0.05 if recipe.optimizer == "sgd" else 0.01
+    out = tmp_path / "out"
+    run_script(path, monkeypatch, tiny.parent / "my.txt", "--steps", 4, "--lr", rate, "--out", out)
+    found = losses(capsys.readouterr().out)
+    assert len(found) == 4
+    assert found[-1] < found[0]
+    assert_loadable(out, recipe, tiny)
+
+
+def assert_loadable(out, recipe, tiny):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert len(AutoTokenizer.from_pretrained(out)) == 256
+    base = AutoModelForCausalLM.from_pretrained(tiny)
+    if recipe.lora:
+        from peft import PeftModel
+
+        trained = PeftModel.from_pretrained(base, out)
+        adapters = {n: p for n, p in trained.named_parameters() if "lora_B" in n}
+        assert adapters
+        assert all(p.abs().max() > 0 for p in adapters.values())  # PEFT starts them at zero
+    else:
+        trained = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+        before = dict(base.named_parameters())
+        changed = [n for n, p in trained.named_parameters() if not torch.equal(p, before[n])]
+        assert len(changed) == len(before)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "lora", "in backward", "chunked loss", "bf16, checkpointing, 8-bit"]
+)
+def test_a_script_takes_what_its_recipe_does(name, tiny, tmp_path, monkeypatch):
+    recipe = RECIPES[name].but(batch_size=4, seq_len=64)
+    path = train_script.write_script(tmp_path / "train.py", recipe, model=tiny)
+    gc.collect()
+    with contextlib.redirect_stdout(None), lab.track(device="cpu") as tracker:
+        run_script(path, monkeypatch, tiny.parent / "my.txt", "--steps", 2, "--out", tmp_path / "o")
+        script_bytes = tracker.trace().peak_bytes
+    run = lab.simulate(recipe.experiment(tiny))
+    assert script_bytes == pytest.approx(run.peak_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_script_is_short(name):
+    lines = train_script.script(RECIPES[name], model="SmolLM2-135M").splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 110
+
+
+def test_a_script_holds_only_what_its_recipe_needs():
+    plain = train_script.script(RECIPES["plain"], model="GPT-2")
+    for word in ("peft", "bitsandbytes", "checkpoint", "scaler", "autocast", "host", "ACCUMULATE"):
+        assert word not in plain
+    assert "BATCH_SIZE, SEQ_LEN = 2, 32" in plain
+    assert "bitsandbytes" in train_script.script(RECIPES["paged"], model="GPT-2")
+
+
+@pytest.mark.parametrize(
+    ("model", "default"),
+    [
+        ("gpt-2", '"--model", default="openai-community/gpt2"'),
+        ("SmolLM2-tiny", '"--model", required=True'),  # nobody has published its weights
+    ],
+)
+def test_where_the_weights_come_from(model, default):
+    assert default in train_script.script(Recipe(), model=model)
+
+
+def test_a_folder_is_its_own_weights(tiny):
+    assert train_script.weights_of(tiny) == str(tiny)
+    assert train_script.weights_of(tiny / "config.json") == str(tiny)
+    assert train_script.weights_of(models.config("GPT-2")) is None
+
+
+def test_a_folder_with_a_strange_name(tiny, tmp_path):
+    """A name is text in the script, never code."""
+    odd = tmp_path / 'a"""b\\ \'); import os #'
+    odd.mkdir()
+    (odd / "config.json").write_text((tiny / "config.json").read_text())
+    tree = ast.parse(train_script.script(Recipe(), model=odd))
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert str(odd) in constants
+    assert not any(isinstance(n, ast.Import) and n.names[0].name == "os" for n in ast.walk(tree))
+
+
+def test_a_file_that_exists_is_left_alone(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("mine")
+    with pytest.raises(InputError, match=r"train\.py exists"):
+        train_script.write_script(path, Recipe(), model="GPT-2")
+    assert path.read_text() == "mine"
+    with pytest.raises(InputError, match="cannot be written"):
+        train_script.write_script(tmp_path / "no" / "x.py", Recipe(), model="GPT-2")
+
+
+def test_a_text_that_is_too_short(tiny, tmp_path, monkeypatch):
+    path = train_script.write_script(tmp_path / "train.py", RECIPES["plain"], model=tiny)
+    Path(tmp_path / "short.txt").write_text("abc")
+    with pytest.raises(SystemExit, match="has 3 tokens, and one row needs 32"):
+        run_script(path, monkeypatch, tmp_path / "short.txt")

@@ -1,56 +1,12 @@
 """Exercises of lesson 02: what `empty_cache` can return, and a program that fragments."""
 
-from itertools import groupby
-
-import torch
-
+from labkit.allocator import CachingAllocator
 from labkit.exercises import Exercise
 from labkit.exercises.checks import NotAttempted, call, expect_number, quote
 from labkit.memory import MIB, format_bytes
+from labkit.tracker import SimulatedOutOfMemory
 
-
-# The notebook shows this class as it stands here; a test compares the two.
-class ToyAllocator(list):  # of segments; a segment has one entry per MiB: a tensor's name or None
-    budget = 160  # MiB
-
-    def take(self, name, n):
-        holes = ((s, i) for s in self for i in range(len(s)) if s[i : i + n] == [None] * n)
-        segment, at = next(holes, None) or (self.reserve(n), 0)
-        segment[at : at + n] = [name] * n
-
-    def reserve(self, n):
-        segment = [None] * (20 if n < 10 else n + n % 2)
-        if sum(map(len, self)) + len(segment) > self.budget:
-            self.empty_cache()  # the last resort before giving up
-        if sum(map(len, self)) + len(segment) > self.budget:
-            raise torch.OutOfMemoryError(f"no hole of {n} MiB, and no room for a new segment")
-        self.append(segment)
-        return segment
-
-    def give(self, name):
-        self[:] = [[None if owner == name else owner for owner in s] for s in self]
-
-    def empty_cache(self):
-        self[:] = [s for s in self if any(s)]
-
-
-def segments_of(toy):
-    """The toy's segments in the shape of ``torch.cuda.memory_snapshot()``."""
-    return [
-        {
-            "total_size": len(segment) * MIB,
-            "blocks": [
-                {
-                    "size": len(list(same)) * MIB,
-                    "state": "active_allocated" if owner else "inactive",
-                    "frames": [{"name": owner, "filename": "the toy", "line": 0}] if owner else [],
-                }
-                for owner, same in groupby(segment)
-            ],
-        }
-        for segment in toy
-    ]
-
+BUDGET_BYTES = 160 * MIB
 
 # --- 1: what empty_cache would return ----------------------------------------------------------
 
@@ -66,12 +22,11 @@ def returned(segments):
 def _samples():
     """Segments with cached and stranded blocks; with stranded ones only; with cached ones only."""
     for kept in (range(0, 15, 5), range(0, 40, 5), (), range(7)):
-        toy = ToyAllocator()
-        for i in range(40):
-            toy.take(f"tensor {i}", 4)
+        allocator = CachingAllocator()
+        tensors = [allocator.allocate(4 * MIB, f"tensor {i}") for i in range(40)]
         for i in set(range(40)) - set(kept):
-            toy.give(f"tensor {i}")
-        yield segments_of(toy)
+            allocator.free(tensors[i])
+        yield allocator.segments()
 
 
 def check_returned(answer):
@@ -101,105 +56,101 @@ def check_returned(answer):
 
 def messy(memory):
     """The program that the notebook shows: it runs out of memory at the last line."""
+    scratch = []
     for i in range(8):
-        memory.take(f"result {i}", 4)
-        for j in range(4):
-            memory.take(f"scratch {i}.{j}", 4)
-    for i in range(8):
-        for j in range(4):
-            memory.give(f"scratch {i}.{j}")
-    memory.take("output", 24)
+        memory.allocate(4 * MIB, f"result {i}")
+        scratch += [memory.allocate(4 * MIB, f"scratch {i}.{j}") for j in range(4)]
+    for block in scratch:
+        memory.free(block)
+    memory.allocate(24 * MIB, "output")
 
 
 def tidy(memory):
     for i in range(8):  # what stays, side by side
-        memory.take(f"result {i}", 4)
-    for i in range(8):
-        for j in range(4):
-            memory.take(f"scratch {i}.{j}", 4)
-    for i in range(8):
-        for j in range(4):
-            memory.give(f"scratch {i}.{j}")
-    memory.take("output", 24)
+        memory.allocate(4 * MIB, f"result {i}")
+    scratch = [memory.allocate(4 * MIB, f"scratch {i}.{j}") for i in range(8) for j in range(4)]
+    for block in scratch:
+        memory.free(block)
+    memory.allocate(24 * MIB, "output")
 
 
-class _Watched(ToyAllocator):
-    """The toy with a memory of what was asked of it, that refuses what the real one could not."""
+class _Watched(CachingAllocator):
+    """The allocator with a memory of what was asked of it, tensor by tensor."""
 
-    budget = 10_000  # enough for anybody
+    def __init__(self, budget_bytes=None):
+        super().__init__(budget_bytes=budget_bytes)
+        self.asked, self.names, self.peak_bytes, self.at_output = {}, {}, 0, set()
 
-    def __init__(self):
-        self.taken, self.live, self.peak, self.at_output = {}, {}, 0, None
-
-    def take(self, name, n):
+    def allocate(self, nbytes, name=""):
         if not isinstance(name, str) or not name:
-            raise ValueError(f"a tensor's name is a text, not {quote(name)}")
-        if type(n) is not int or not 1 < n <= 1000:
-            raise ValueError(f"{name}: a size is a whole number of MiB from 2 on, not {quote(n)}")
-        if name in self.taken:
-            raise ValueError(f"{name} is taken twice")
+            raise ValueError(f"each tensor needs the name it has in `messy`, not {quote(name)}")
+        if name in self.asked:
+            raise ValueError(f"{name} is allocated twice")
         if name == "output":
-            self.at_output = dict(self.live)
-        super().take(name, n)
-        self.taken[name] = self.live[name] = n
-        self.peak = max(self.peak, sum(self.live.values()))
+            self.at_output = self.live
+        handle = super().allocate(nbytes, name)
+        self.asked[name], self.names[handle] = nbytes, name
+        self.peak_bytes = max(self.peak_bytes, self.requested_bytes)
+        return handle
 
-    def give(self, name):
-        if name not in self.live:
-            raise ValueError(f"{quote(name)} is given back, but it is not there")
-        del self.live[name]
-        super().give(name)
+    def free(self, handle):
+        super().free(handle)
+        del self.names[handle]
 
-
-class _Limited(_Watched):
-    budget = ToyAllocator.budget
+    @property
+    def live(self):
+        return set(self.names.values())
 
 
 def check_tidy(answer):
     asked, wanted = _Watched(), _Watched()
     answer(asked)
-    if not asked.taken:
-        raise NotAttempted("`tidy` takes nothing yet. Start from a copy of `messy`.")
+    if not asked.asked:
+        raise NotAttempted("`tidy` allocates nothing yet. Start from a copy of `messy`.")
     messy(wanted)
-    limited = _Limited()
-    return _different(asked, wanted) or _too_tight(answer, limited)
+    return _different(asked, wanted) or _too_tight(answer, _Watched(BUDGET_BYTES))
 
 
 def _different(asked, wanted):
     """Why this is not the same work as `messy`, None if it is."""
-    for name in wanted.taken:
-        if name not in asked.taken:
-            return f"Your program never takes {name}. The work must stay the same."
-        if asked.taken[name] != wanted.taken[name]:
+    for name, nbytes in wanted.asked.items():
+        if name not in asked.asked:
+            return f"Your program never allocates {name}. The work must stay the same."
+        if asked.asked[name] * MIB == nbytes:
+            return f"Your {name} has {format_bytes(asked.asked[name])}: bytes. Multiply by `MIB`."
+        if asked.asked[name] != nbytes:
             return (
-                f"Your {name} has {asked.taken[name]} MiB, it needs {wanted.taken[name]}. Change "
-                "the order, not the amount."
+                f"Your {name} has {format_bytes(asked.asked[name])}, it needs "
+                f"{format_bytes(nbytes)}. Change the order, not the amount."
             )
-    if extra := set(asked.taken) - set(wanted.taken):
-        return f"Your program takes {min(extra)}, which `messy` does not."
-    if asked.peak < wanted.peak:
+    if extra := set(asked.asked) - set(wanted.asked):
+        return f"Your program allocates {min(extra)}, which `messy` does not."
+    if asked.peak_bytes < wanted.peak_bytes:
         return (
-            f"At most {asked.peak} MiB of your tensors are alive at once; in `messy` it is "
-            f"{wanted.peak}. The last scratch tensor is computed from all others: free none before "
-            "all of them are there. Change the order, not the amount."
+            f"At most {format_bytes(asked.peak_bytes)} of your tensors are alive at once; in "
+            f"`messy` it is {format_bytes(wanted.peak_bytes)}. The last scratch tensor is computed "
+            "from all others: free none before all of them are there. Change the order, not the "
+            "amount."
         )
-    for name in wanted.at_output:
-        if name not in asked.at_output or name not in asked.live:
-            return f"{name} is gone at the end. The output is made from all results: keep them."
+    if gone := sorted(wanted.at_output - (asked.at_output & asked.live)):
+        return f"{gone[0]} is gone at the end. The output is made from all results: keep them."
     return None
 
 
 def _too_tight(answer, memory):
     try:
         answer(memory)
-    except torch.OutOfMemoryError as error:
-        reserved, live = sum(map(len, memory)), sum(memory.live.values())
-        holes = [len(list(run)) for s in memory for owner, run in groupby(s) if not owner]
+    except SimulatedOutOfMemory as error:
+        blocks = [block for segment in memory.segments() for block in segment["blocks"]]
+        holes = [block["size"] for block in blocks if block["state"] == "inactive"]
         return (
-            f"It does not fit {memory.budget} MiB yet: {error}. {live} MiB are in use, "
-            f"{reserved - live} MiB are free in {len(holes)} pieces, the largest of "
-            f"{max(holes, default=0)} MiB. Which tensors keep the segments from going back?"
+            f"It does not fit {format_bytes(BUDGET_BYTES)} yet: {error}. "
+            f"{format_bytes(sum(holes))} are free in {len(holes)} pieces, the largest of "
+            f"{format_bytes(max(holes, default=0))}. Which tensors keep the segments from going "
+            "back?"
         )
+    if memory.peak_reserved_bytes > BUDGET_BYTES:
+        return f"Your program changes the budget. It is {format_bytes(BUDGET_BYTES)}."
     return None
 
 
@@ -222,7 +173,7 @@ EXERCISES = (
         hints=(
             "After the scratch is freed, what is left in each segment? Draw the map.",
             "One result in each of eight segments holds them all. Eight results side by side "
-            "would hold two. When do they have to be taken to lie side by side?",
+            "would hold two. When do they have to be allocated to lie side by side?",
         ),
         solution=tidy,
         check=check_tidy,

@@ -1,15 +1,14 @@
-"""Lesson 02's exercises: the stub, the solution, the mistakes people make; and the toy itself."""
+"""Lesson 02's exercises: the stub, the solution, and the mistakes people make."""
 
 import ast
 from pathlib import Path
 
 import nbformat
 import pytest
-import torch
 
 import labkit as lab
 from labkit.exercises import Status, lesson_02
-from labkit.exercises.lesson_02 import EXERCISES, ToyAllocator, messy, segments_of, tidy
+from labkit.exercises.lesson_02 import EXERCISES, messy, tidy
 from labkit.memory import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,21 +51,19 @@ def test_returned_mistakes(answer, says):
     assert says in outcome.message
 
 
-def rounds(memory, *, early=False, size=4, output=24, before_output=lambda memory: None):
+def rounds(memory, *, early=False, size=4 * MIB, output=24 * MIB, before_output=None):
     """Like `messy`, with one thing done differently."""
+    results, scratch = [], []
     for i in range(8):
-        memory.take(f"result {i}", 4)
-        for j in range(4):
-            memory.take(f"scratch {i}.{j}", size)
-        for j in range(4):
-            if early:
-                memory.give(f"scratch {i}.{j}")
-    for i in range(8):
-        for j in range(4):
-            if not early:
-                memory.give(f"scratch {i}.{j}")
-    before_output(memory)
-    memory.take("output", output)
+        results.append(memory.allocate(4 * MIB, f"result {i}"))
+        scratch += [memory.allocate(size, f"scratch {i}.{j}") for j in range(4)]
+        while early and scratch:
+            memory.free(scratch.pop())
+    for block in scratch:
+        memory.free(block)
+    if before_output:
+        before_output(memory, results)
+    memory.allocate(output, "output")
 
 
 def variant(**changes):
@@ -74,35 +71,50 @@ def variant(**changes):
 
 
 def forgetful(memory):
-    tidy(memory)
-    memory.give("result 3")
+    results = [memory.allocate(4 * MIB, f"result {i}") for i in range(8)]
+    scratch = [memory.allocate(4 * MIB, f"scratch {i}.{j}") for i in range(8) for j in range(4)]
+    for block in scratch:
+        memory.free(block)
+    memory.allocate(24 * MIB, "output")
+    memory.free(results[3])
 
 
 def output_first(memory):
-    memory.take("output", 24)
+    memory.allocate(24 * MIB, "output")
     for i in range(8):
-        memory.take(f"result {i}", 4)
-    for i in range(8):
+        memory.allocate(4 * MIB, f"result {i}")
         for j in range(4):
-            memory.take(f"scratch {i}.{j}", 4)
+            memory.allocate(4 * MIB, f"scratch {i}.{j}")
+
+
+def generous(memory):
+    memory.budget_bytes = None
+    messy(memory)
+
+
+def allocate(nbytes, name):
+    return variant(before_output=lambda memory, _: memory.allocate(nbytes, name))
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (messy, "128 MiB are free in 8 pieces, the largest of 16 MiB"),
-        (variant(before_output=lambda memory: memory.empty_cache()), "128 MiB are free"),
+        (messy, "128 MiB are free in 8 pieces, the largest of 16.0 MiB"),
+        (variant(before_output=lambda memory, _: memory.empty_cache()), "128 MiB are free"),
         (variant(early=True), "free none before all of them are there"),
-        (variant(size=3), "Your scratch 0.0 has 3 MiB, it needs 4"),
-        (variant(output=12), "Your output has 12 MiB, it needs 24"),
-        (variant(before_output=lambda memory: memory.give("result 3")), "result 3 is gone"),
+        (variant(size=3 * MIB), "Your scratch 0.0 has 3.00 MiB, it needs 4.00 MiB"),
+        (variant(size=4), "Your scratch 0.0 has 4 B: bytes. Multiply by `MIB`."),
+        (variant(output=12 * MIB), "Your output has 12.0 MiB, it needs 24.0 MiB"),
+        (variant(before_output=lambda memory, held: memory.free(held[3])), "result 3 is gone"),
         (forgetful, "result 3 is gone"),
         (output_first, "result 0 is gone"),
-        (lambda memory: memory.take("output", 24), "never takes result 0"),
-        (variant(before_output=lambda memory: memory.take("spare", 4)), "takes spare"),
-        (variant(before_output=lambda memory: memory.give("result 9")), "it is not there"),
-        (variant(before_output=lambda memory: memory.take("result 0", 4)), "taken twice"),
-        (variant(size="4"), "whole number of MiB"),
+        (generous, "changes the budget"),
+        (lambda memory: memory.allocate(24 * MIB, "output"), "never allocates result 0"),
+        (allocate(4 * MIB, "spare"), "allocates spare"),
+        (allocate(4 * MIB, "result 0"), "allocated twice"),
+        (allocate(4 * MIB, ""), "the name it has in `messy`"),
+        (variant(before_output=lambda memory, _: memory.free(99)), "99 is not live"),
+        (variant(size="4"), "whole number"),
     ],
 )
 def test_tidy_mistakes(answer, says):
@@ -113,70 +125,56 @@ def test_tidy_mistakes(answer, says):
 
 def test_results_last_are_also_right():
     def results_last(memory):
-        for i in range(32):
-            memory.take(f"scratch {i // 4}.{i % 4}", 4)
+        scratch = [memory.allocate(4 * MIB, f"scratch {i}.{j}") for i in range(8) for j in range(4)]
         for i in range(8):
-            memory.take(f"result {i}", 4)
-        for i in range(32):
-            memory.give(f"scratch {i // 4}.{i % 4}")
-        memory.take("output", 24)
+            memory.allocate(4 * MIB, f"result {i}")
+        for block in scratch:
+            memory.free(block)
+        memory.allocate(24 * MIB, "output")
 
     assert lab.exercise("02-2").check(results_last).status is Status.CORRECT
 
 
-def test_the_toy_cuts_joins_and_gives_back():
-    toy = ToyAllocator()
-    toy.take("a", 8)
-    toy.take("b", 8)
-    toy.take("c", 8)  # does not fit behind a and b
-    toy.take("large", 33)  # a segment of its own, rounded up to an even number
-    assert [len(segment) for segment in toy] == [20, 20, 34]
-    toy.give("a")
-    toy.give("b")  # their blocks join: one hole of 20
-    toy.take("d", 20)
-    assert [len(segment) for segment in toy] == [20, 20, 34]
-    toy.give("d")
-    toy.empty_cache()
-    assert [len(segment) for segment in toy] == [20, 34]
+@pytest.mark.parametrize(("program", "fits"), [(messy, False), (tidy, True)], ids=["messy", "tidy"])
+def test_the_programs_need_the_same_bytes_and_differ_in_what_fits(program, fits):
+    free = lab.CachingAllocator()
+    program(free)
+    assert free.peak_allocated_bytes == lesson_02.BUDGET_BYTES
+    tight = lab.CachingAllocator(budget_bytes=lesson_02.BUDGET_BYTES)
+    if fits:
+        program(tight)
+    else:
+        with pytest.raises(lab.SimulatedOutOfMemory):
+            program(tight)
+        assert tight.budget_bytes - tight.allocated_bytes == 128 * MIB
 
 
-def test_the_toy_empties_its_cache_before_it_gives_up():
-    toy = ToyAllocator()
-    for i in range(8):
-        toy.take(f"{i}", 20)
-    for i in range(1, 8):
-        toy.give(f"{i}")
-    toy.take("whole", 140)
-    with pytest.raises(torch.OutOfMemoryError, match="no hole of 4 MiB"):
-        toy.take("more", 4)
+def test_what_empty_cache_returns_is_what_the_allocator_returns():
+    for survivors in (range(8), range(0, 40, 5), range(0, 20, 3)):
+        allocator = lab.CachingAllocator()
+        tensors = [allocator.allocate(4 * MIB) for _ in range(40)]
+        for i in set(range(40)) - set(survivors):
+            allocator.free(tensors[i])
+        before, right = allocator.reserved_bytes, lesson_02.returned(allocator.segments())
+        allocator.empty_cache()
+        assert before - allocator.reserved_bytes == right
 
 
-def test_segments_have_the_shape_of_pytorchs():
-    toy = ToyAllocator()
-    toy.take("a", 8)
-    [segment] = segments_of(toy)
-    assert segment["total_size"] == 20 * MIB == sum(block["size"] for block in segment["blocks"])
-    assert [block["state"] for block in segment["blocks"]] == ["active_allocated", "inactive"]
-
-
-def classes_and_functions(source):
-    tree = ast.parse(source)
+def functions(source):
     return {
         node.name: ast.dump(node)
-        for node in tree.body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
     }
 
 
-def test_the_notebook_shows_the_toy_and_the_program_that_are_checked():
+def test_the_notebook_shows_the_program_that_is_checked():
     notebook = nbformat.read(ROOT / "notebooks" / "02_profiling.ipynb", as_version=4)
     shown = {}
     for cell in notebook.cells:
         if cell.cell_type == "code" and "%pip" not in cell.source:
-            shown |= classes_and_functions(cell.source)
-    checked = classes_and_functions(Path(lesson_02.__file__).read_text(encoding="utf-8"))
-    assert shown["ToyAllocator"] == checked["ToyAllocator"]
-    without_docstring = ast.parse(Path(lesson_02.__file__).read_text(encoding="utf-8"))
-    [program] = [n for n in without_docstring.body if getattr(n, "name", "") == "messy"]
-    program.body = program.body[1:]
+            shown |= functions(cell.source)
+    checked = ast.parse(Path(lesson_02.__file__).read_text(encoding="utf-8"))
+    [program] = [n for n in checked.body if getattr(n, "name", "") == "messy"]
+    program.body = program.body[1:]  # its docstring
     assert shown["messy"] == ast.dump(program)

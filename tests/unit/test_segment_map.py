@@ -1,9 +1,21 @@
 """The map of segments: what is used, cached and stranded, drawn and in the table."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from labkit.allocator import CachingAllocator
 from labkit.memory import MIB, InputError
-from labkit.show.segments import MOST_DRAWN, segment_map, sums
+from labkit.show.segments import (
+    LOOKS,
+    MOST_ROWS,
+    STRANDED,
+    USED,
+    layout_of,
+    pieces,
+    segment_map,
+    sums,
+)
 
 
 def segment(*blocks):
@@ -52,11 +64,65 @@ def test_panels_and_their_names_stay_inside_the_figure(panels):
             assert box.y0 >= 0
 
 
-def test_many_segments_are_drawn_in_part_and_counted_in_full():
-    figure = segment_map({"all": [segment(1)] * 100})
-    assert "400" not in figure.table.text
+def test_a_few_segments_have_a_row_each():
+    maps = [[segment(4, -16), segment(30)], [segment(-20)]]
+    layout = layout_of(maps)
+    assert layout == (2, 30 * MIB, False)
+    assert [(p.kind, p.row, p.start // MIB, p.nbytes // MIB) for p in pieces(maps[0], layout)] == [
+        (None, 0, 0, 20), (USED, 0, 0, 4), (STRANDED, 0, 4, 16), (None, 1, 0, 30), (USED, 1, 0, 30),
+    ]  # fmt: skip
+
+
+def test_many_segments_follow_each_other_from_row_to_row():
+    layout = layout_of([[segment(10)] * 25])
+    assert layout == (21, 12 * MIB, True)
+    second = [p for p in pieces([segment(10), segment(10)], layout) if p.kind == USED][1:]
+    assert [(p.row, p.start // MIB, p.nbytes // MIB) for p in second] == [(0, 10, 2), (1, 0, 8)]
+    assert layout_of([[segment(*[1] * 48)]]).page is False
+    assert layout_of([[segment(*[1] * 49)]]).page is True
+    assert layout_of([[], []]) == (1, 1, False)
+
+
+@given(
+    st.lists(st.lists(st.integers(-300, 300).filter(bool), min_size=1, max_size=60), max_size=90)
+)
+def test_nothing_is_lost_and_nothing_lies_outside_the_page(sizes):
+    segments = [segment(*blocks) for blocks in sizes]
+    layout = layout_of([segments])
+    assert layout.rows <= MOST_ROWS
+    drawn = pieces(segments, layout)
+    for p in drawn:
+        assert 0 <= p.row < layout.rows
+        assert 0 < p.nbytes <= layout.row_bytes - p.start
+    found = sums(segments)
+    totals = {kind: sum(p.nbytes for p in drawn if p.kind == kind) for kind in (*LOOKS, None)}
+    assert totals == dict(zip((*LOOKS, None), (*found[:3], found.reserved_bytes), strict=True))
+
+
+def test_many_segments_are_all_drawn_and_the_figure_says_to_which_scale():
+    figure = segment_map({"all": [segment(1)] * 100}, source="a toy")
     assert "100" in figure.table.text
-    assert f"+ {100 - MOST_DRAWN} smaller" in [t.get_text() for t in figure.axes[0].texts]
+    assert "a toy; one row is 6 MiB" in [text.get_text() for text in figure.texts]
+    paths = [path for drawn in figure.axes[0].collections for path in drawn.get_paths()]
+    assert {round(path.vertices[:, 1].mean()) for path in paths} == set(range(17))
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@given(st.data())
+def test_cached_is_what_empty_cache_returns(expandable, data):
+    allocator = CachingAllocator(expandable_segments=expandable)
+    sizes = st.sampled_from([1000, 300_000, MIB, 3 * MIB, 9 * MIB, 25 * MIB, 70 * MIB])
+    handles = [allocator.allocate(n) for n in data.draw(st.lists(sizes, max_size=40))]
+    for handle, gone in zip(handles, data.draw(st.lists(st.booleans(), max_size=40)), strict=False):
+        if gone:
+            allocator.free(handle)
+    before = sums(allocator.segments())
+    assert before.used_bytes == allocator.allocated_bytes
+    assert before.reserved_bytes == allocator.reserved_bytes
+    allocator.empty_cache()
+    after = sums(allocator.segments())
+    assert before.reserved_bytes - allocator.reserved_bytes == before.cached_bytes
+    assert (after.cached_bytes, after.stranded_bytes) == (0, before.stranded_bytes)
 
 
 @pytest.mark.parametrize(

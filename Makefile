@@ -19,7 +19,7 @@ LESSONS ?=
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test test-fast: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab test test-fast lint form format constraints clean
+.PHONY: help course lab app test test-fast lint form format constraints clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,10 @@ course: $(STAMP) ## Run the lessons and write one report: make course [LESSONS=0
 lab: $(STAMP) ## Open JupyterLab on the first lesson, for this machine only, with a token
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb --ServerApp.ip=127.0.0.1 \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
+
+app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this machine only
+	JUPYTER_PATH="$(CURDIR)/page$${JUPYTER_PATH:+:$$JUPYTER_PATH}" \
+		$(BIN)/voila notebooks/03_memory_calculator.ipynb --Voila.config_file_paths=page
 
 test: lint form ## Check everything: lint, notebook form, unit tests, all lessons executed
 	$(BIN)/python -m pytest

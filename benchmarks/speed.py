@@ -3,8 +3,8 @@
     python benchmarks/speed.py [--skip-memtracker]
 
 Prints tables; nothing here is a test. The 8B step (bf16, 1 × 4096 tokens, AdamW) runs on fake
-tensors three times: untracked, under our tracker, and under PyTorch's MemTracker. Estimates and advice are
-timed in this process, the libraries they import included in the first.
+tensors three times: untracked, under our tracker, and under PyTorch's MemTracker. Estimates and
+advice are timed in this process, which has imported most libraries by then.
 """
 
 import argparse

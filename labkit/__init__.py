@@ -26,6 +26,12 @@ __version__ = "0.1.0"
 
 _HOME = {
     "labkit.worlds": ("run", "sweep"),
+    "labkit.allocator": ("CachingAllocator",),
+    "labkit.replays": ("replay",),
+    "labkit.recipes": ("Recipe",),
+    "labkit.estimates": ("estimate",),
+    "labkit.formula": ("envelope",),
+    "labkit.advice": ("advise",),
     "labkit.tracker": ("SimulatedOutOfMemory", "track"),
     "labkit.memory": (
         "Category", "InputError", "OutOfMemory", "Phase", "Run", "Trace", "format_bytes",
@@ -40,7 +46,11 @@ _HOME = {
     "labkit.claims": ("claim", "expect"),
     "labkit.exercises": ("exercise",),
     "labkit.session": ("recorded", "result", "start"),
+    "labkit.show.allocation": ("segments",),
+    "labkit.show.calculator": ("calculator",),
     "labkit.show.curves": ("lines",),
+    "labkit.show.frontier": ("frontier",),
+    "labkit.show.pairs": ("side_by_side",),
     "labkit.show.plots": ("bars",),
     "labkit.show.predictions": ("predict",),
     "labkit.show.tables": ("table",),

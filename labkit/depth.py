@@ -1,7 +1,7 @@
 """A trace of a deep model from two traces of shallow ones.
 
-A decoder repeats one layer. The log of a model with three layers is that of a model with two, with
-some stretches added: what the third layer allocates and frees while the model is built, in each
+A decoder repeats one layer. The log of a model with two layers is that of a model with one, with
+some stretches added: what the second layer allocates and frees while the model is built, in each
 forward, in each backward, in each optimizer step. `extend` finds those stretches and repeats them
 as often as the deep model has more layers. Nothing is fitted: the result is an event log like any
 other, with peak, categories and replay of its own. Where two logs do not differ by such stretches,
@@ -25,8 +25,8 @@ from labkit.memory import Event, Mark, Storage, Trace, Work
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Depths that are traced. Two layers show the first and the last, the third what is repeated.
-SHALLOW, DEEPER = 2, 3
+#: Depths that are traced. What the second layer adds is what is repeated.
+SHALLOW, DEEPER = 1, 2
 
 
 def repeats(config: "PreTrainedConfig") -> bool:

@@ -3,7 +3,7 @@
     lab.estimate("Llama-3.1-8B", gpu="rtx-4090", precision="bf16", lora=16, checkpointing=True)
 
 The recipe's own training step runs on fake tensors, and PyTorch's allocator is replayed over it.
-A model of alike layers is traced with two and with three of them and extended to its depth
+A model of alike layers is traced with one and with two of them and extended to its depth
 (`labkit.depth`), which gives the same log as tracing all of it; ``exact`` does trace all of it.
 
 Limits: those of `simulate`. The floor is a bound from below, not a promise that a schedule

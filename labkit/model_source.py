@@ -65,6 +65,8 @@ def find_config(source: "str | Path | PreTrainedConfig") -> "tuple[str, PreTrain
             f"not a value of type {type(source).__name__[:60]}"
         )
     text = str(source)
+    if not text.strip():
+        raise InputError("say which model: a name of the table, a folder, or a hub id")
     if len(text) > _MOST_PATH or not text.isprintable():
         raise InputError("a model's name or path is one line of at most 1000 characters")
     if text.lower().replace("_", "-") in {name.lower() for name in MODELS}:

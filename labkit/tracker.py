@@ -324,7 +324,7 @@ class Tracker(TorchDispatchMode):
             # The hooks unwind module and phase on the way out: note them here.
             self.failure = self._failure()
             raise
-        if self.count_work and func.namespace == "aten" and not func.is_view:
+        if self.count_work and func.namespace in COUNTED and not func.is_view:
             self._count(func, args, kwargs, out)
         self.operator = ""
         return out
@@ -351,7 +351,10 @@ class Tracker(TorchDispatchMode):
         row = self._work.setdefault(self.operator, [0, 0, 0])
         formula = FLOP_FORMULAS.get(func._overloadpacket)
         row[0] += 1
-        row[1] += formula(*args, **kwargs, out_val=out) if formula else 0
+        if formula:
+            row[1] += formula(*args, **kwargs, out_val=out)
+        elif self.operator in QUANTISED_PRODUCTS:
+            row[1] += 2 * out.numel() * args[0].shape[-1]
         row[2] += sum(t.numel() * t.element_size() for t in _tensors((args, out)))
 
     # --- modules, gradients, optimizers ---------------------------------------------------
@@ -500,6 +503,10 @@ def _attention_backward_flops(grad, query, key, value, *_, **__) -> int:
     return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
 
 
+#: Whose operators' work is counted.
+COUNTED = ("aten", "bitsandbytes")
+#: bitsandbytes' products, whose inner dimension is the last of their first argument.
+QUANTISED_PRODUCTS = ("gemm_4bit", "int8_linear_matmul")
 _aten = torch.ops.aten
 # PyTorch's own table, and the CPU's flash attention, which it lacks: the same two products forward
 # and five backward as the CUDA kernel's entry.

@@ -1,0 +1,275 @@
+"""The calculator without a frontend: values are set, and what it says is read."""
+
+import asyncio
+import dataclasses
+import html
+import json
+import re
+from pathlib import Path
+
+import ipywidgets
+import pytest
+
+import labkit as lab
+from labkit.formula import Part, envelope
+from labkit.memory import GIB, InputError
+from labkit.show import calculator as module
+from labkit.show.calculator import FIRST, OTHER_MODEL, Calculator, calculator, verdict
+from labkit.show.pairs import Pair, draw_pairs, part_table, side_by_side
+
+TINY = {"model": "SmolLM2-tiny", "gpu": "t4", "precision": "fp32", "seq_len": 128}
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """Estimates by their arguments: one model, traced once for each."""
+    return {}
+
+
+@pytest.fixture
+def quick(monkeypatch, traced):
+    """`estimate`, asked once for each recipe; the calls that the calculator makes."""
+    calls = []
+
+    def ask(model, *, gpu, recipe):
+        calls.append((model, gpu.key, recipe))
+        if calls[-1] not in traced:
+            traced[calls[-1]] = lab.estimate(model, gpu=gpu, recipe=recipe)
+        return traced[calls[-1]]
+
+    monkeypatch.setattr(module, "estimate", ask)
+    return calls
+
+
+@pytest.fixture
+def shown(quick):
+    return calculator(**TINY)
+
+
+def said(calculator):
+    return html.unescape(re.sub("<[^>]*>", " ", calculator.message.value))
+
+
+def result(calculator):
+    [output] = calculator.result.outputs
+    return output["data"]
+
+
+def test_it_shows_formula_and_trace(shown):
+    assert shown.pair.formula.model == "SmolLM2-tiny"
+    assert shown.pair.trace.recipe.seq_len == 128
+    assert "It fits" in said(shown)
+    assert "No schedule of this recipe goes below" in said(shown)
+    assert "data:image/png" in result(shown)["text/html"]
+    for part in shown.pair.formula.by_part:
+        assert str(part) in result(shown)["text/plain"]
+
+
+def test_a_change_answers_at_once_where_no_loop_runs(shown, quick):
+    before = shown.pair.trace.peak_allocated_bytes
+    shown.controls["batch_size"].value = 16
+    assert shown.pair.trace.recipe.batch_size == 16
+    assert shown.pair.trace.peak_allocated_bytes > before
+    assert [call[2].batch_size for call in quick] == [1, 16]
+    shown.controls["batch_size"].value = 1  # known already
+    assert len(quick) == 2
+    assert shown.pair.trace.peak_allocated_bytes == before
+
+
+def test_in_a_loop_only_the_last_of_several_changes_is_computed(shown, quick, monkeypatch):
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
+    quick.clear()
+
+    async def drag():
+        for value in (2, 4, 8, 16):
+            shown.controls["batch_size"].value = value
+        assert quick == []
+        await asyncio.sleep(0.1)
+
+    asyncio.run(drag())
+    assert [call[2].batch_size for call in quick] == [16]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"precision": "bf16"}, "no bfloat16 in hardware"),
+        ({"quantize": "nf4"}, "give them LoRA adapters"),
+        ({"attention": "flash"}, "half precision only"),
+        ({"model": OTHER_MODEL}, "name a folder"),
+        ({"model": OTHER_MODEL, "other_model": "/no/such/<b>folder</b>"}, "unknown model"),
+    ],
+)
+def test_a_refused_choice_says_why_and_the_next_one_works(shown, changes, reason):
+    for name, value in changes.items():
+        shown.controls[name].value = value
+    assert "This cannot be trained" in said(shown)
+    assert reason in said(shown)
+    assert shown.pair is None
+    assert shown.result.outputs == ()
+    assert "<b>folder" not in shown.message.value
+    for name in changes:
+        shown.controls[name].value = TINY.get(name, "") or (
+            "sdpa" if name == "attention" else shown.controls[name].value
+        )
+    shown.controls["quantize"].value = ""
+    assert "It fits" in said(shown)
+
+
+def test_what_fails_inside_is_said_and_not_raised(shown, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("<i>inside")
+
+    monkeypatch.setattr(module, "estimate", fail)
+    shown.controls["seq_len"].value = 256
+    assert "could not be traced" in said(shown)
+    assert "ZeroDivisionError" in said(shown)
+    assert "<i>inside" not in shown.message.value
+
+
+def test_a_folder_with_a_config_is_a_model(quick, tmp_path):
+    lab.model("SmolLM2-tiny", device="meta").config.save_pretrained(tmp_path)
+    own = calculator(**{**TINY, "model": str(tmp_path)})
+    assert own.controls["model"].value == OTHER_MODEL
+    assert own.controls["other_model"].layout.display is None
+    assert own.pair.formula.by_part == envelope("SmolLM2-tiny", seq_len=128).by_part
+    own.controls["model"].value = "SmolLM2-tiny"
+    assert own.controls["other_model"].layout.display == "none"
+
+
+def test_bad_first_values_are_refused(quick):
+    for first, reason in [
+        ({"rank": 3}, "no control 'rank'"),
+        ({"seq_len": 100}, "does not offer seq_len=100"),
+        ({"gpu": "nope"}, "unknown GPU"),
+    ]:
+        with pytest.raises(InputError, match=reason):
+            Calculator({**TINY, **first})
+
+
+def test_a_card_without_bfloat16_begins_with_what_it_can_do(quick):
+    assert Calculator({"gpu": "t4"}).setting["precision"] == "amp-fp16"
+    assert Calculator({}).setting["precision"] == FIRST["precision"] == "bf16"
+    assert Calculator({"gpu": "t4", "precision": "bf16"}).setting["precision"] == "bf16"
+
+
+def test_only_widgets_that_old_frontends_know(shown):
+    known = {"Dropdown", "SelectionSlider", "Text", "HTML", "Output", "HBox", "VBox"}
+    waiting, seen = [shown.widget], set()
+    while waiting:
+        widget = waiting.pop()
+        seen.add(type(widget).__name__)
+        waiting += getattr(widget, "children", ())
+    assert seen == known
+    assert all(isinstance(c, ipywidgets.Widget) for c in shown.controls.values())
+
+
+def test_without_a_frontend_there_is_a_still_picture(quick, monkeypatch):
+    bundles = []
+    monkeypatch.setattr(module, "display", lambda bundle, raw: bundles.append(bundle))
+    made = calculator(**TINY)
+    [bundle] = bundles
+    assert "data:image/png" in bundle["text/html"]
+    assert "It fits" in bundle["text/plain"]
+    view = bundle["application/vnd.jupyter.widget-view+json"]
+    assert view["model_id"] == made.widget.model_id
+
+
+# --- words and pictures ---------------------------------------------------------------------------
+
+
+def pair(gpu="t4", **how):
+    how = {"batch_size": 4, "seq_len": 128, **how}
+    return Pair(envelope("SmolLM2-tiny", **how), lab.estimate("SmolLM2-tiny", gpu=gpu, **how))
+
+
+def with_sizes(found, *, reserved, capacity, formula):
+    """The same pair on a card of another size, with a formula that says something else."""
+    trace = dataclasses.replace(
+        found.trace, peak_reserved_bytes=reserved, capacity_bytes=capacity,
+        fits=reserved <= capacity,
+    )  # fmt: skip
+    rest = formula - sum(t.nbytes for t in found.formula.terms[1:])
+    first = dataclasses.replace(found.formula.terms[0], nbytes=rest)
+    terms = (first, *found.formula.terms[1:])
+    return Pair(dataclasses.replace(found.formula, terms=terms), trace)
+
+
+def test_verdicts():
+    found = pair()
+    cases = [
+        ((4 * GIB, 8 * GIB, 5 * GIB), "✔", "It fits", "same answer"),
+        ((9 * GIB, 8 * GIB, 5 * GIB), "✘", "does not fit", "out-of-memory"),
+        ((9 * GIB, 8 * GIB, 10 * GIB), "✘", "does not fit", "same answer"),
+        ((4 * GIB, 8 * GIB, 10 * GIB), "✔", "It fits", "larger card"),
+        ((8 * GIB - 1, 8 * GIB, 5 * GIB), "!", "Too close to call", "same answer"),
+    ]
+    for (reserved, capacity, formula), symbol, head, line in cases:
+        changed = with_sizes(found, reserved=reserved, capacity=capacity, formula=formula)
+        text, _, shown_symbol = verdict(changed)
+        assert shown_symbol == symbol
+        assert head in text.splitlines()[0]
+        assert line in text.splitlines()[1]
+
+
+def test_what_the_formula_misses_is_named():
+    long = pair(batch_size=32)
+    missed = max(long.rows, key=lambda row: row.peak_bytes - (row.formula_bytes or 0))
+    assert f"misses most at the peak is {missed.part}" in verdict(long)[0]
+    assert missed.part in (Part.LOGITS, Part.ACTIVATIONS)
+
+
+def test_pictures_say_the_same_in_words():
+    pairs = {"short $x": pair(), "long": pair(batch_size=16)}
+    picture = draw_pairs(pairs, title="Two")
+    for name, each in pairs.items():
+        assert name in picture.alt
+        assert lab.format_bytes(each.formula.total_bytes) in picture.alt
+        assert lab.format_bytes(each.trace.peak_reserved_bytes) in picture.table.text
+    assert "2 × 4 P" in part_table(pairs["long"]).text
+    assert "exact" in part_table(pairs["long"]).text
+
+
+def test_a_card_far_larger_is_named_but_not_drawn():
+    texts = [t.get_text() for t in draw_pairs({"a": pair()}, title="t").axes[0].texts]
+    assert any("can hold" in text and text.endswith("→") for text in texts)
+
+
+def test_nothing_to_draw_is_refused():
+    with pytest.raises(InputError, match="nothing to draw"):
+        side_by_side({})
+
+
+# --- the page of its own --------------------------------------------------------------------------
+
+ROOT = Path(lab.__file__).resolve().parents[1]
+PAGE = json.loads((ROOT / "page" / "voila.json").read_text(encoding="utf-8"))
+NOTEBOOK = ROOT / "notebooks" / "03_memory_calculator.ipynb"
+
+
+def test_the_page_keeps_the_calculator_and_its_explanation_only():
+    removed = set(PAGE["TagRemovePreprocessor"]["remove_cell_tags"])
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    kept = [cell for cell in cells if not removed & set(cell["metadata"]["tags"])]
+    assert [cell["cell_type"] for cell in kept] == ["code", "markdown", "code"]
+    assert removed | {"parameters", "explore"} >= {t for c in cells for t in c["metadata"]["tags"]}
+
+
+def test_the_kept_cells_run_without_the_others(quick, monkeypatch):
+    monkeypatch.setattr(module, "FIRST", TINY)
+    removed = set(PAGE["TagRemovePreprocessor"]["remove_cell_tags"])
+    space = {}
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code" and not removed & set(cell["metadata"]["tags"]):
+            exec("".join(cell["source"]), space)
+    assert isinstance(space["calculator"], Calculator)
+    assert space["calculator"].pair is not None
+
+
+def test_the_page_is_for_this_machine_and_fetches_nothing_from_others():
+    assert PAGE["Voila"]["ip"] == "127.0.0.1"
+    assert PAGE["VoilaConfiguration"]["strip_sources"] is True
+    assert PAGE["VoilaConfiguration"]["show_tracebacks"] is False
+    name = PAGE["VoilaConfiguration"]["template"]
+    template = ROOT / "page" / "voila" / "templates" / name / "index.html.j2"
+    assert "http" not in template.read_text(encoding="utf-8")

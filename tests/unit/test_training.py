@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import labkit as lab
-from labkit import training
+from labkit import model_building, techniques
 from labkit.memory import Category, InputError
+from labkit.model_building import build_model
 from labkit.model_source import config_from_dict
 from labkit.recipes import Recipe
+from labkit.techniques import activations_on_host, chunked_loss
 from labkit.tracker import track
-from labkit.training import _build, _Job, activations_on_host, chunked_loss
+from labkit.training import _Job
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 3,
@@ -38,7 +40,7 @@ def tokens(batch_size=2, seq_len=24, vocabulary=512, seed=7):
 def built(config, recipe, weights=None):
     """The recipe's own model and job, with given weights where they are to be compared."""
     torch.manual_seed(1)
-    model = _build(config, recipe, CPU, None)
+    model = build_model(config, recipe, CPU, None)
     if weights is not None:
         named = dict(model.named_parameters())
         assert named.keys() == weights.keys()
@@ -122,7 +124,7 @@ def test_gpt2_with_its_own_kind_of_layer(fields):
 
 
 def test_the_loss_in_chunks_is_the_models_own(monkeypatch):
-    monkeypatch.setattr(training, "CHUNK_TOKENS", 10)  # 46 tokens: four chunks and a rest
+    monkeypatch.setattr(techniques, "CHUNK_TOKENS", 10)  # 46 tokens: four chunks and a rest
     for config, attention in ((LLAMA, "sdpa"), (TIED, "sdpa"), (GPT2, "sdpa"), (GEMMA2, "eager")):
         model, _ = built(config, Recipe(**SMALL, attention=attention))
         ids = tokens()
@@ -218,7 +220,7 @@ def test_training_ends_at_the_same_weights(start, optimizer, fields):
 
 
 def names_of(recipe):
-    return [name for name, _ in _build(LLAMA, recipe, CPU, None).named_parameters()]
+    return [name for name, _ in build_model(LLAMA, recipe, CPU, None).named_parameters()]
 
 
 def test_tied_weights_train_alike_on_the_host(start):
@@ -386,7 +388,7 @@ def test_quantised_layers_compute_nearly_what_the_plain_ones_do(quantize):
     x = torch.randn(16, 128)
     recipe = Recipe(lora=1, quantize=quantize)
     wanted = plain(x).detach()
-    error = (training._quantised(plain, recipe, CPU)(x) - wanted).norm() / wanted.norm()
+    error = (model_building._quantised(plain, recipe, CPU)(x) - wanted).norm() / wanted.norm()
     assert 0 < error < (0.2 if quantize == "nf4" else 0.05)
 
 
@@ -396,7 +398,7 @@ def test_gpt2s_transposed_layers_are_quantised_the_right_way_round():
     plain = Conv1D(64, 128)
     x = torch.randn(16, 128)
     wanted = plain(x).detach()
-    layer = training._quantised(plain, Recipe(lora=1, quantize="nf4"), CPU)
+    layer = model_building._quantised(plain, Recipe(lora=1, quantize="nf4"), CPU)
     assert (layer(x) - wanted).norm() / wanted.norm() < 0.2
 
 
@@ -404,7 +406,7 @@ def test_a_quantised_model_never_exists_unquantised():
     recipe = Recipe(batch_size=1, seq_len=8, lora=1, quantize="nf4")
     config = config_from_dict({"model_type": "llama", **SIZES, "num_hidden_layers": 12})
     with track(device="cpu") as tracker:
-        model = _build(config, recipe, CPU, None)
+        model = build_model(config, recipe, CPU, None)
     layers = 12 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 344)
     rest = 2 * 2048 * 128 * 4
     one_layer_bytes = 3 * 4 * 128 * 344  # its largest matrix, in float32 and on its way to 4 bits
@@ -419,7 +421,8 @@ def test_a_model_made_on_meta_is_whole():
     torch.manual_seed(3)
     recipe = Recipe(**SMALL, offload="weights", checkpointing=True)
     for config in (LLAMA, TIED, GPT2):
-        model, plain = _build(config, recipe, CPU, None), _build(config, Recipe(**SMALL), CPU, None)
+        model = build_model(config, recipe, CPU, None)
+        plain = build_model(config, Recipe(**SMALL), CPU, None)
         assert model.training
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         assert (head.weight is embedding.weight) == (config is not LLAMA)

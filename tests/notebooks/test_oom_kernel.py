@@ -20,7 +20,7 @@ HELD_MIB = 24  # what each error holds when it strikes
 TOLERANCE_MIB = HELD_MIB / 2
 
 SETUP = f"""
-import gc, json, os, weakref
+import ctypes, gc, json, os, weakref
 import psutil, torch
 from torch import nn
 import labkit as lab
@@ -63,6 +63,9 @@ def state():
     alive = sum(ref() is not None for ref in storages)
     held = (lab.cuda_memory.allocated() or 0) + sum(
         t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) is torch.Tensor)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim:  # what the C library keeps of freed memory comes and goes by megabytes
+        trim(0)
     rss = psutil.Process().memory_info().rss
     print(json.dumps({{"met": len(storages), "alive": alive, "held": held, "rss": rss}}))
     storages.clear()

@@ -68,8 +68,7 @@ def rungs_to_check():
 def test_what_arithmetic_rules_out_would_not_fit(tiny, card, rung):
     """The bound is below what the simulation allocates, and not idle: weights are in it."""
     least = candidates.least_bytes(rung, candidates.sizes_of(tiny))
-    with recipe_search.quiet_libraries():
-        found = lab.estimate(tiny, gpu=card, recipe=rung)
+    found = lab.estimate(tiny, gpu=card, recipe=rung)
     assert 0 < least <= found.peak_allocated_bytes
     lasting = found.by_category["weights"] + found.by_category.get("optimizer", 0)
     assert least > 0.4 * lasting

@@ -85,7 +85,7 @@ def call(capsys, files, *arguments):
         (["estimate", "GPT-2", "--ofload", "none"], "--ofload"),
         (["estimate", "GPT-2", "-p", "width", "8"], "parameters are for an experiment"),
         (["estimate", "FILES"], "config.json"),
-        (["estimate", ""], "there is no config.json"),
+        (["estimate", ""], "say which model"),
         (["estimate", "GPT-2", "--recipe", "FILES/none.json"], "there is no file"),
         (["estimate", "GPT-2", "--recipe", "FILES/list.json"], "must be an object"),
         (["estimate", "GPT-2", "--recipe", "FILES/broken.json"], "is not valid JSON"),

@@ -56,10 +56,7 @@ def sizes_of(config: "PreTrainedConfig") -> Sizes:
         for module in model.modules()
         if isinstance(module, _linear_types(Conv1D)) and module is not output
     ]
-    layers = next(
-        (m for m in model.modules()
-         if type(m).__name__ == "ModuleList" and len(m) == config.num_hidden_layers), None,
-    )  # fmt: skip
+    layers = models.layers_of(model)
     return Sizes(
         sum(p.numel() for p in parameters),
         sum(p.numel() for p in layers.parameters()) if layers is not None else 0,

@@ -34,17 +34,14 @@ def repeats(config: "PreTrainedConfig") -> bool:
 
     The model is built on ``meta``, where it takes no memory.
     """
-    from labkit.models import model
+    from labkit.models import layers_of, model
 
     kinds = getattr(config, "layer_types", None)
     if kinds and len(set(kinds)) > 1:
         return False  # the same weights, but another attention
-    built = model(config, device="meta")
-    for layers in built.modules():
-        if type(layers).__name__ == "ModuleList" and len(layers) == config.num_hidden_layers:
-            looks = [_look(layer) for layer in layers]
-            return all(look == looks[-1] for look in looks[1:])
-    return False
+    layers = layers_of(model(config, device="meta"))
+    looks = [_look(layer) for layer in layers or []]
+    return bool(looks) and all(look == looks[-1] for look in looks[1:])
 
 
 def _look(layer: Any) -> list[tuple]:

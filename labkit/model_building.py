@@ -59,14 +59,12 @@ def _refuse_length(model: Any, seq_len: int) -> None:
         )
 
 
-def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The decoder's layers: the list that is as long as the config says."""
-    depth = model.config.num_hidden_layers
-    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
-    for found in lists:
-        if len(found) == depth:
-            return list(found)
-    raise InputError(f"{type(model).__name__} has no list of {depth} layers to offload")
+def _layers(model: Any) -> list[torch.nn.Module]:
+    layers = models.layers_of(model)
+    if layers is None:
+        depth = model.config.num_hidden_layers
+        raise InputError(f"{type(model).__name__} has no list of {depth} layers to offload")
+    return list(layers)
 
 
 def _materialise(model: Any, recipe: Recipe, device: torch.device) -> None:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATTENTIONS", "MODELS", "PRECISIONS", "PRETRAINED", "ModelInfo", "autocast", "autocast_dtype",
-    "batches", "cache_folder", "checkpointing", "config", "corpus", "dtype_of", "model",
-    "model_info", "parameter_count", "pretrained",
+    "batches", "cache_folder", "checkpointing", "config", "corpus", "dtype_of", "layers_of",
+    "model", "model_info", "parameter_count", "pretrained",
 ]  # fmt: skip
 
 #: Attention implementations: the plain form, and PyTorch's fused ``scaled_dot_product_attention``.
@@ -218,6 +218,13 @@ def _device(device: torch.device | str) -> torch.device:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"unknown device {device!r}: 'cpu' or 'cuda' would do") from error
+
+
+def layers_of(model: "PreTrainedModel") -> torch.nn.ModuleList | None:
+    """The decoder's layers: the list that is as long as the config says; None if there is none."""
+    depth = model.config.num_hidden_layers
+    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == depth)
+    return next(lists, None)
 
 
 def parameter_count(name: str, *, layers: int | None = None, **overrides: Any) -> int:

@@ -48,7 +48,7 @@ TOLERANCE = 0.05
 CARD = "a100-80gb"
 
 
-def activations(L, h, f, groups, s, b):  # noqa: N803
+def activations(L, h, f, groups, s, b):
     norms = 2 * (4 + 2 + 2) * h  # two norms: FP32 copy, normalised, times its weight
     attention = 2 * 2 * h + 2 * 2 * h / groups  # query and output; key and value, shared
     mlp = 4 * 2 * f  # gate, activated gate, up, their product

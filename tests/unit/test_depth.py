@@ -1,6 +1,5 @@
 """A trace extended by depth is the trace of the deep model, event for event."""
 
-import bitsandbytes  # noqa: F401  (a simulation prepares what is imported before it)
 import pytest
 from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen2Config
 

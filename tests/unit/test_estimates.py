@@ -129,6 +129,17 @@ def test_accumulated_gradients_all_count():
     assert twice.floor_bytes - once.floor_bytes == weights - largest
 
 
+def test_many_accumulated_batches_are_not_traced_one_by_one():
+    kind = {"gpu": "t4", "seq_len": 64, "accumulate": 7}
+    quick, whole = estimate(TINY, **kind), estimate(TINY, exact=True, **kind)
+    assert (quick.exact, whole.exact) == (False, True)
+    assert (quick.flops, quick.moved_bytes) == (whole.flops, whole.moved_bytes)
+    assert quick.floor_bytes == whole.floor_bytes
+    # Each batch leaves its loss, one block, until the step is over.
+    assert quick.peak_allocated_bytes == pytest.approx(whole.peak_allocated_bytes, rel=1e-3)
+    assert quick.recipe.accumulate == 7
+
+
 def test_a_layers_activations_do_not_depend_on_checkpointing_and_grow_with_the_batch():
     card = lab.gpu("t4")
 

@@ -63,7 +63,7 @@ def test_a_loss_in_words_is_no_number():
 
 
 def variant(norms=16, attention=4.0, shared=4.0, mlp=8.0, times=1.0):
-    def answer(L, h, f, groups, s, b):  # noqa: N803
+    def answer(L, h, f, groups, s, b):
         return times * L * s * b * ((norms + attention + shared / groups) * h + mlp * f)
 
     return answer
@@ -83,7 +83,7 @@ def test_the_variant_with_no_mistake_is_right():
         (variant(mlp=4), "do you have two?"),
         (variant(times=0.5), "two bytes"),
         (variant(mlp=20), "instead of"),
-        (lambda L, h, f, groups, s, b: "many", "a number of bytes"),  # noqa: N803
+        (lambda L, h, f, groups, s, b: "many", "a number of bytes"),
         (lambda h: h, "Your function raised TypeError"),
     ],
 )
@@ -94,7 +94,7 @@ def test_formula_mistakes(answer, says):
 def test_key_and_value_of_every_head():
     """Where heads are grouped, the models tried must tell."""
 
-    def answer(L, h, f, groups, s, b):  # noqa: N803
+    def answer(L, h, f, groups, s, b):
         return variant()(L, h, f, 1, s, b)
 
     assert "shared by `groups` heads" in not_yet("03-2", answer)

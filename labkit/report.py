@@ -132,7 +132,7 @@ def verdict_table(results: Sequence[Result]) -> str:
     return _table(VERDICT_COLUMNS, rows)
 
 
-VERDICT_COLUMNS = ("Lesson", "Claim", "Claimed", "Found here", "Verdict", "Where")
+VERDICT_COLUMNS = ("Lesson", "Claim", "Source", "Claimed", "Found here", "Verdict", "Where")
 
 
 def verdict_rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
@@ -142,6 +142,7 @@ def verdict_rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
             yield (
                 result.lesson,
                 str(entry.get("says") or entry["id"]),
+                " ".join(map(str, entry.get("sources", ()))),
                 str(entry.get("claimed", "")),
                 found_here(entry),
                 entry["verdict"],

@@ -47,6 +47,7 @@ def test_the_report_shows_lessons_timings_verdicts_and_every_notebook(tmp_path):
     for text in ("12.3", "What does it save?", "12.3 %", "simulated for T4", "it broke"):
         assert text in page
     assert judgement["verdict"] in page
+    assert f"<td>{' '.join(claim.sources)}</td>" in page
     assert "<b>a picture</b>" in page
     assert "1 of 2 lessons passed, 13 seconds of work, on Test CPU." in page
 

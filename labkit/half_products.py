@@ -1,0 +1,59 @@
+"""Products of half-precision numbers on a CPU, as tensor cores make them: quick on any CPU.
+
+    with half_products(device):
+        loss = model(ids)
+        loss.backward()
+
+A CPU without the instructions for it multiplies bfloat16 matrices a hundred times slower than
+float32 ones. Inside the context the factors are widened to float32, which changes none of them,
+multiplied and added there, and the result is rounded once to half precision. That is what a GPU's
+tensor cores do (multiplication of the half-precision factors is exact, accumulation is in float32:
+NVIDIA, *CUDA C++ Programming Guide*, "Warp Matrix Functions"), so training comes out as there but
+for the order of the additions.
+
+Limits: for losses and speed, not for bytes: the widened copies are real memory. Compiled code does
+not run under it. On anything but a CPU the context does nothing.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+_aten = torch.ops.aten
+_PRODUCTS = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten.convolution.default,
+    _aten.convolution_backward.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+}
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def half_products(device: torch.device) -> AbstractContextManager[Any]:
+    """The context, for a CPU; nothing for other devices."""
+    return _HalfProducts() if device.type == "cpu" else nullcontext()
+
+
+class _HalfProducts(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        half = args[0].dtype if func in _PRODUCTS else None
+        if half not in _HALVES:
+            return func(*args, **kwargs)
+
+        def widen(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.float() if tensor.dtype in _HALVES else tensor
+
+        wide = func(*tree_map_only(torch.Tensor, widen, args), **kwargs)
+        if func is _aten._scaled_dot_product_flash_attention_for_cpu.default:
+            return wide[0].to(half), wide[1]  # the log-sum-exp is float32 in any precision
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(half), wide)

@@ -1,0 +1,232 @@
+"""Training with several seeds: what is compared with what, and half precision on a CPU."""
+
+import math
+
+import pytest
+import torch
+
+import labkit as lab
+from labkit.half_products import half_products
+from labkit.memory import InputError
+from labkit.seeds import Difference, Losses
+
+
+def falling(device, seed=0, rate=1.0, stop=99):
+    """Losses that follow from the seed: 10, 5, 3.33 ..., lower for a higher seed."""
+    for step in range(stop):
+        yield torch.tensor(rate * (10 - seed) / (step + 1), device=device)
+
+
+def record(*curves, seeds=None, name="x"):
+    seeds = seeds or tuple(range(len(curves)))
+    return Losses(name, seeds, tuple(map(tuple, curves)), "a machine")
+
+
+def test_each_seed_is_trained_once_and_the_last_losses_are_averaged():
+    found = lab.losses(falling, seeds=(0, 2), steps=20)
+    assert found.seeds == (0, 2)
+    assert [len(curve) for curve in found.curves] == [20, 20]
+    assert found.curves[0][:2] == (10.0, 5.0)
+    assert found.finals == pytest.approx(((10 / 19 + 10 / 20) / 2, (8 / 19 + 8 / 20) / 2))
+    assert found.final == pytest.approx(sum(found.finals) / 2)
+    assert found.spread == (found.finals[1], found.finals[0])
+    assert found.name == "falling"
+    assert "2 seeds" in found.label
+    assert lab.losses(falling, seeds=[1], steps=1, rate=2.0).name == "falling: rate=2.0"
+
+
+def test_differences_are_taken_seed_by_seed():
+    ours = record([2.0], [4.0])
+    theirs = record([1.0], [8.0])
+    assert ours.against(theirs) == Difference(mean=0.25, low=-0.5, high=1.0)
+    assert str(ours.against(theirs)) == "+25.0% (-50.0% to +100.0%)"
+
+
+def test_a_run_that_diverged_compares_as_nan():
+    broken = record([1.0, math.nan])
+    assert all(map(math.isnan, broken.spread))
+    assert math.isnan(broken.against(record([1.0, 1.0])).mean)
+
+
+@pytest.mark.parametrize("other", [record([1.0], seeds=(5,)), record([1.0, 1.0])])
+def test_runs_with_other_seeds_or_steps_are_not_compared(other):
+    with pytest.raises(InputError, match="cannot be compared"):
+        record([1.0]).against(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seeds": ()}, "seeds must be whole numbers"),
+        ({"seeds": (0.5,)}, "seeds must be whole numbers"),
+        ({"seeds": (True,)}, "seeds must be whole numbers"),
+        ({"steps": 0}, "steps"),
+        ({"stop": 3, "steps": 5}, "ended after 3 of 5"),
+        ({"ratee": 1}, "rate"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, words):
+    with pytest.raises(InputError, match=words):
+        lab.losses(falling, **arguments)
+
+
+def test_an_experiment_without_a_seed_is_refused():
+    def seedless(device):
+        yield torch.zeros(())
+
+    with pytest.raises(InputError, match="seed"):
+        lab.losses(seedless)
+
+
+def test_training_for_real_is_repeatable_and_learns():
+    def train(device, seed=0, precision="fp32", steps=25):
+        torch.manual_seed(seed)
+        dtype = lab.dtype_of(precision)
+        small = {"vocab_size": 256, "layers": 1, "hidden_size": 48, "intermediate_size": 96}
+        model = lab.model("SmolLM2-tiny", device=device, dtype=dtype, **small)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        rows = {"batch_size": 4, "seq_len": 64, "seed": seed, "steps": steps}
+        for ids in lab.batches(device=device, **rows):
+            with lab.autocast(device, precision):
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield loss
+
+    full = lab.losses(train, seeds=(0, 1), steps=25)
+    assert lab.losses(train, seeds=(0, 1), steps=25).curves == full.curves
+    assert full.final < 0.8 * full.curves[0][0]
+    half = lab.losses(train, seeds=(0, 1), steps=25, precision="bf16")
+    assert half.curves != full.curves
+    assert abs(half.against(full).mean) < 0.02
+
+
+# --- half precision ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_is_the_exact_one_rounded_once(dtype):
+    torch.manual_seed(0)
+    a, b = torch.randn(65, 300).to(dtype), torch.randn(300, 33).to(dtype)
+    with half_products(torch.device("cpu")):
+        ours = a @ b
+    assert ours.dtype == dtype
+    # float32 sums of 300 terms are good to about 1e-6, far less than half precision's step: only
+    # values next to the middle between two numbers may be rounded the other way.
+    exact = (a.double() @ b.double()).to(dtype)
+    assert (ours != exact).double().mean() < 0.01
+    step = torch.finfo(dtype).eps
+    assert torch.allclose(ours.double(), exact.double(), rtol=1.01 * step, atol=step**2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_and_its_gradients_are_computed_wide(dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 16, dtype=dtype, requires_grad=True) for _ in range(3))
+    wide = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    with half_products(torch.device("cpu")):
+        out = attention(q, k, v, is_causal=True)
+        out.float().square().sum().backward()
+    reference = attention(*wide, is_causal=True)
+    reference.square().sum().backward()
+    assert out.dtype == q.grad.dtype == dtype
+    step = torch.finfo(dtype).eps
+    assert lab.relative_error(out, reference) < step
+    for ours, theirs in zip((q, k, v), wide, strict=True):
+        assert lab.relative_error(ours.grad, theirs.grad) < 3 * step
+
+
+def test_overflow_is_infinite_as_on_a_gpu():
+    a = torch.full((4, 4), 200.0, dtype=torch.float16)
+    with half_products(torch.device("cpu")):
+        assert (a @ a).isinf().all()
+
+
+def test_float32_is_left_alone_and_other_devices_get_nothing():
+    a = torch.randn(8, 8)
+    with half_products(torch.device("cpu")):
+        inside = a @ a
+    assert torch.equal(inside, a @ a)
+    with half_products(torch.device("meta")) as context:
+        assert context is None
+
+
+# --- two numbers ---------------------------------------------------------------------------------
+
+
+def test_relative_error_takes_all_tensors_as_one_vector():
+    ours = [torch.tensor([3.0, 0.0]), torch.tensor(4.0)]
+    theirs = [torch.tensor([0.0, 0.0]), torch.tensor(4.0)]
+    assert lab.relative_error(ours, theirs) == pytest.approx(3 / 4)
+    assert lab.relative_error(theirs, theirs) == 0
+    assert lab.relative_error(torch.tensor(1.01), torch.tensor(1.0)) == pytest.approx(
+        0.01, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ([torch.ones(2)], [torch.ones(2)] * 2, "as many"),
+        ([torch.ones(2)], [torch.ones(3)], "same shapes"),
+        ([torch.ones(2)], [torch.zeros(2)], "zero throughout"),
+        ([], [], "zero throughout"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(ours, theirs, words):
+    with pytest.raises(InputError, match=words):
+        lab.relative_error(ours, theirs)
+
+
+@pytest.mark.parametrize("power", [0, 1, 2, 0.5])
+def test_the_exponent_of_a_power_law(power):
+    assert lab.exponent({x: 7 * x**power for x in (2, 8, 64)}) == pytest.approx(power)
+
+
+@pytest.mark.parametrize("points", [{}, {1: 2}, {1: 1, 2: 0}, {1: 1, -2: 2}, {1: 1, 2: math.inf}])
+def test_an_exponent_needs_points_above_zero(points):
+    with pytest.raises(InputError, match="two points"):
+        lab.exponent(points)
+
+
+# --- text it was not trained on ------------------------------------------------------------------
+
+
+def test_held_out_loss_does_not_depend_on_the_batch_and_leaves_the_model_as_it_was():
+    torch.manual_seed(0)
+    model = lab.model("SmolLM2-tiny", vocab_size=256, layers=1)
+    loss = lab.held_out_loss(model, rows=6, seq_len=32)
+    assert lab.held_out_loss(model, rows=6, seq_len=32, batch_size=5) == pytest.approx(loss)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    [ids] = lab.batches(device="cpu", batch_size=6, seq_len=32, split="test", steps=1)
+    assert loss == pytest.approx(float(model(input_ids=ids, labels=ids).loss), rel=1e-5)
+    with pytest.raises(InputError, match="rows"):
+        lab.held_out_loss(model, rows=0)
+
+
+# --- the figure ----------------------------------------------------------------------------------
+
+
+def test_loss_curves_show_mean_band_and_the_difference_from_the_first():
+    first = record([5, 4, 3, 2], [5, 4, 3, 3], name="first")
+    second = record([5, 5, 5, 4], [5, 5, 5, 6], name="second")
+    broken = record([5, math.nan, 4, 4], [5, 4, 4, 4], name="broken")
+    figure = lab.loss_curves([first, second, broken], title="A race")
+    text = figure.table.text
+    assert "+100.0% (+100.0% to +100.0%)" in text
+    assert "2.000 to 3.000" in text
+    lines = figure.axes[0].get_lines()
+    assert list(lines[0].get_ydata()) == [5, 4, 3, 2.5]
+    assert math.isnan(lines[2].get_ydata()[1])
+    assert "second: from 5.000 to 5.000" in figure.alt
+    for wrong in ([], [1], None):
+        with pytest.raises((InputError, TypeError)):
+            lab.loss_curves(wrong)
+
+
+def test_runs_that_cannot_be_compared_are_drawn_without_a_difference():
+    figure = lab.loss_curves([record([5, 4]), record([5, 4, 3], name="longer")])
+    assert figure.table.text.splitlines()[-1].split()[-1] == "–"

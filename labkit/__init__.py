@@ -43,6 +43,7 @@ _HOME = {
         "PRECISIONS", "autocast", "batches", "checkpointing", "corpus", "dtype_of", "model",
         "model_info", "pretrained",
     ),
+    "labkit.compilers": ("missing_compiler",),
     "labkit.seeds": ("losses",),
     "labkit.evaluation": ("held_out_loss",),
     "labkit.comparing": ("exponent", "relative_error"),

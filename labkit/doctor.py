@@ -1,8 +1,8 @@
 """What `labkit doctor` looks at: each problem by name, each with its remedy.
 
-Python, packages and their versions, the notebook kernel, the cache folder, disk space, GPU and
-driver. Limits: nothing is changed, downloaded or started; versions are compared with what this
-package asks for, not with what is newest.
+Python, packages and their versions, the notebook kernel, the cache folder, disk space, a compiler,
+GPU and driver. Limits: nothing is changed, downloaded or started; versions are compared with what
+this package asks for, not with what is newest.
 """
 
 import importlib.metadata
@@ -43,6 +43,7 @@ def examine() -> list[Finding]:
         check_kernel,
         check_cache,
         check_disk,
+        check_compiler,
         check_gpu,
     )
     findings: list[Finding] = []
@@ -170,6 +171,18 @@ def check_disk() -> list[Finding]:
 def _nearest(folder: Path) -> Path:
     """``folder`` itself, or the nearest parent that exists."""
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())
+
+
+def check_compiler() -> list[Finding]:
+    """Whether ``torch.compile`` can work; the course does without, but shows less."""
+    from labkit.compilers import missing_compiler
+
+    lacking = missing_compiler()
+    if lacking is None:
+        return [Finding("ok", "compiler", "torch.compile has what it needs")]
+    what, _, remedy = lacking.partition(": ")
+    text = f"{what}; without it two lessons show less"
+    return [Finding("note", "compiler", text, remedy.rstrip("."))]
 
 
 def check_gpu() -> list[Finding]:

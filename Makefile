@@ -35,11 +35,13 @@ app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this mac
 	JUPYTER_PATH="$(CURDIR)/page$${JUPYTER_PATH:+:$$JUPYTER_PATH}" \
 		$(BIN)/voila notebooks/03_memory_calculator.ipynb --Voila.config_file_paths=page
 
-test: lint form ## Check everything: lint, notebook form, unit tests, all lessons executed
-	$(BIN)/python -m pytest
+# Unit tests run two at a time, each on one thread: two processes with two threads each get in each
+# other's way on two cores. Lessons measure seconds, and have the machine to themselves.
+test: test-fast ## Check everything: lint, notebook form, unit tests, all lessons executed
+	$(BIN)/python -m pytest -m lessons
 
 test-fast: lint form ## The same without executing the lessons
-	$(BIN)/python -m pytest -m "not lessons"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not lessons" -n 2 --dist loadfile
 
 lint: $(STAMP) ## Lint and check the format of code and notebooks
 	$(BIN)/ruff check .

@@ -84,10 +84,13 @@ def _smooth(curve: tuple[float, ...]) -> list[float]:
 def _table(several: list[Losses], title: str) -> Rich:
     first, rows = several[0], []
     for each in several:
-        low, high = each.spread
+        healthy = math.isfinite(each.final)
+        spread = " to ".join(map(_number, each.spread)) if healthy else MISSING
         comparable = each.seeds == first.seeds and len(each.curves[0]) == len(first.curves[0])
-        change = str(each.against(first)) if comparable and each is not first else MISSING
-        rows.append([each.name, _number(each.final), f"{_number(low)} to {_number(high)}", change])
+        change = MISSING
+        if healthy and comparable and each is not first:
+            change = str(each.against(first))
+        rows.append([each.name, _number(each.final), spread, change])
     tail = max(1, len(first.curves[0]) // 10)
     caption = f"{title}; {first.label}. Last loss: mean of the last {tail} steps."
     return grid(

@@ -58,6 +58,7 @@ def execute(job: dict[str, Any], tell: Any) -> str | None:
             start_timeout=max(1, min(60, int(job["timeout_seconds"]))),
             timeout_func=lambda cell: max(0.01, deadline - time.monotonic()),
             on_cell_start=on_cell_start,
+            kernel_manager_class=attentive_kernel_manager(),
         )
     except PapermillExecutionError:
         return None
@@ -76,6 +77,41 @@ def execute(job: dict[str, Any], tell: Any) -> str | None:
     except Exception as error:  # whatever papermill, nbclient or the kernel's start raise
         return f"it could not be executed: {type(error).__name__}: {_first_line(str(error))}"
     return None
+
+
+def attentive_kernel_manager() -> type:
+    """A kernel manager class whose clients cannot sleep through a reply of their kernel.
+
+    While nbclient waits for a cell's reply it may have to send: an output widget tells the kernel
+    what it shows. jupyter_client sends past asyncio, and if the reply arrives in that moment, the
+    send swallows ZeroMQ's only notice of it (the file descriptor is edge-triggered). The reply lies
+    there then, and the cell never ends (nteract/papermill#723). To ask again finds it.
+    """
+    from queue import Empty
+
+    from jupyter_client.asynchronous.client import AsyncKernelClient
+    from jupyter_client.channels import AsyncZMQSocketChannel
+    from jupyter_client.manager import AsyncKernelManager
+    from traitlets import Type
+
+    class Channel(AsyncZMQSocketChannel):
+        async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:
+            deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                try:
+                    return await super().get_msg(min(left, 1.0))
+                except Empty:
+                    if left <= 1.0:
+                        raise
+
+    class Client(AsyncKernelClient):
+        shell_channel_class = Type(Channel)
+
+    class Manager(AsyncKernelManager):
+        client_factory = Type(Client, klass=AsyncKernelClient)
+
+    return Manager
 
 
 def _literal(path: str) -> str:

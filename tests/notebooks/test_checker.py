@@ -6,7 +6,7 @@ import pytest
 from lesson_files import notebook, result_source, run
 from papermill.exceptions import PapermillExecutionError
 
-from labkit import check, notebooks
+from labkit import check, notebooks, worker
 from labkit.check import check_notebook
 from labkit.lessons import lesson_at
 from labkit.memory import MIB
@@ -17,11 +17,16 @@ def executed(folder, lesson, **parameters):
     """``lesson`` as papermill leaves it on disk; fails if papermill objects."""
     source, target = folder / "in.ipynb", folder / "out.ipynb"
     nbformat.write(lesson, source)
-    papermill.execute_notebook(source, target, parameters, "nbclient", progress_bar=False, **KERNEL)
+    papermill.execute_notebook(
+        source,
+        target,
+        parameters,
+        progress_bar=False,
+        kernel_name="python3",
+        language="python",
+        kernel_manager_class=worker.attentive_kernel_manager(),
+    )
     return nbformat.read(target, as_version=4)
-
-
-KERNEL = {"kernel_name": "python3", "language": "python"}
 
 
 def outcome_of(folder, lesson, *, timeout_seconds=60, parameters=()):

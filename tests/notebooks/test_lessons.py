@@ -15,6 +15,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("course")
 
 
+@pytest.mark.timeout(0)  # each lesson has its own limit
 def test_all_lessons_pass(folder, capsys):
     code = cli.main(["run", "--out", str(folder)])
     printed = capsys.readouterr().out

@@ -1,5 +1,6 @@
 """`labkit run` on tiny notebooks: resuming, several at a time, Ctrl-C, full disks."""
 
+import asyncio
 import json
 import os
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
+from jupyter_client.manager import AsyncKernelManager
 from lesson_files import write_lesson
 
 from labkit import claims, cli, kernel, notebooks, outcomes, worker
@@ -123,6 +126,34 @@ def test_a_kernel_that_ignores_its_time_limit_is_killed(tmp_path, monkeypatch):
     source = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)"
     [outcome] = run(tmp_path, write_lesson(tmp_path, source), timeout_seconds=4).outcomes
     assert outcome.problems[0] == "stopped after 4 seconds: its kernel did not react"
+
+
+@pytest.mark.parametrize("attentive", [False, True])
+def test_a_send_does_not_make_the_client_sleep_through_a_reply(attentive):
+    """The send of an output widget swallows ZeroMQ's notice of the reply; see the worker."""
+    client = (worker.attentive_kernel_manager() if attentive else AsyncKernelManager)().client()
+    ours, theirs = client.context.socket(zmq.DEALER), zmq.Context().socket(zmq.DEALER)
+    channel = client.shell_channel_class(ours, client.session)
+
+    async def wait_for_reply():
+        ours.connect(f"tcp://127.0.0.1:{theirs.bind_to_random_port('tcp://127.0.0.1')}")
+        asked = asyncio.ensure_future(channel.get_msg())
+        await asyncio.sleep(0.5)  # it waits
+        client.session.send(theirs, "execute_reply")
+        time.sleep(0.5)  # the reply arrives, and the event loop has no turn to see it
+        for _ in range(2):
+            channel.send(client.session.msg("comm_msg"))
+        return await asyncio.wait_for(asked, timeout=5)
+
+    try:
+        if attentive:
+            assert asyncio.run(wait_for_reply())["msg_type"] == "execute_reply"
+        else:  # what it is for: when this fails, jupyter_client has been mended and ours may go
+            with pytest.raises(TimeoutError):
+                asyncio.run(wait_for_reply())
+    finally:
+        for socket in (ours, theirs):
+            socket.close(linger=0)
 
 
 def test_ctrl_c_keeps_finished_lessons_and_resume_continues(tmp_path):

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
 _aten = torch.ops.aten
@@ -36,12 +36,30 @@ _PRODUCTS = {
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def half_products(device: torch.device) -> AbstractContextManager[Any]:
+def half_products(device: torch.device) -> "AbstractContextManager[_HalfProducts | None]":
     """The context, for a CPU; nothing for other devices."""
     return _HalfProducts() if device.type == "cpu" else nullcontext()
 
 
 class _HalfProducts(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False  # a half-precision product so far
+        self.left = False
+
+    def leave_unless_needed(self) -> None:
+        """Leave early if there was no such product yet: to look costs as much as a small operator.
+
+        Stays if somebody entered another mode in the meantime, which would be left in its place.
+        """
+        if not self.found and _get_current_dispatch_mode() is self:
+            super().__exit__(None, None, None)
+            self.left = True
+
+    def __exit__(self, *raised: Any) -> None:
+        if not self.left:
+            super().__exit__(*raised)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
@@ -49,6 +67,7 @@ class _HalfProducts(TorchDispatchMode):
         half = args[0].dtype if func in _PRODUCTS else None
         if half not in _HALVES:
             return func(*args, **kwargs)
+        self.found = True
 
         def widen(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.float() if tensor.dtype in _HALVES else tensor

@@ -9,7 +9,8 @@ techniques are compared seed by seed: the same seed is the same data in the same
     sgd.against(adam)          # relative difference of the last losses: mean, lowest, highest
 
 Limits: seconds and bytes are not measured here. A handful of seeds gives a spread, no
-significance. On a CPU half precision is computed as ``labkit/half_products.py`` says.
+significance. On a CPU half precision is computed as ``labkit/half_products.py`` says, if the first
+step has any.
 """
 
 import math
@@ -136,9 +137,11 @@ def _train(experiment: Experiment, steps: int, parameters: dict[str, Any]) -> tu
     device = hardware.device()
     run = Steps(experiment, device, parameters)
     curve: list[torch.Tensor] = []
-    with run.closing(), half_products(device):
-        # Read together at the end: each read would make a GPU wait.
-        curve.extend(loss.detach().clone() for loss in run.take(steps))
+    with half_products(device) as products, run.closing():
+        for loss in run.take(steps):
+            curve.append(loss.detach().clone())  # read at the end: each read makes a GPU wait
+            if products is not None and len(curve) == 1:
+                products.leave_unless_needed()
     if len(curve) < steps:
         raise InputError(f"{name_of(experiment)} ended after {len(curve)} of {steps} steps")
     return tuple(torch.stack([loss.float().reshape(()) for loss in curve]).tolist())

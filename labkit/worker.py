@@ -92,7 +92,6 @@ def attentive_kernel_manager() -> type:
     from jupyter_client.asynchronous.client import AsyncKernelClient
     from jupyter_client.channels import AsyncZMQSocketChannel
     from jupyter_client.manager import AsyncKernelManager
-    from traitlets import Type
 
     class Channel(AsyncZMQSocketChannel):
         async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:
@@ -106,10 +105,10 @@ def attentive_kernel_manager() -> type:
                         raise
 
     class Client(AsyncKernelClient):
-        shell_channel_class = Type(Channel)
+        shell_channel_class = Channel
 
     class Manager(AsyncKernelManager):
-        client_factory = Type(Client, klass=AsyncKernelClient)
+        client_factory = Client
 
     return Manager
 

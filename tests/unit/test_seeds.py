@@ -1,9 +1,11 @@
 """Training with several seeds: what is compared with what, and half precision on a CPU."""
 
+import contextlib
 import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import labkit as lab
 from labkit.half_products import half_products
@@ -151,6 +153,37 @@ def test_float32_is_left_alone_and_other_devices_get_nothing():
     assert torch.equal(inside, a @ a)
     with half_products(torch.device("meta")) as context:
         assert context is None
+
+
+class Idle(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def modes_per_step(dtype, within=contextlib.nullcontext):
+    """The dispatch modes on the stack in each step of a training."""
+    found = []
+
+    def experiment(device, seed=0):
+        a = torch.ones(2, 2, dtype=dtype, device=device)
+        with within():
+            for _ in range(3):
+                found.append([type(mode).__name__ for mode in _get_current_dispatch_mode_stack()])
+                yield (a @ a).sum()
+
+    lab.losses(experiment, seeds=[0], steps=3)
+    assert _get_current_dispatch_mode_stack() == []
+    return found
+
+
+def test_training_without_half_precision_is_watched_for_one_step():
+    assert modes_per_step(torch.float32) == [["_HalfProducts"], [], []]
+    assert modes_per_step(torch.bfloat16) == 3 * [["_HalfProducts"]]
+
+
+def test_a_mode_that_the_experiment_holds_is_never_left_in_place_of_ours():
+    stacks = modes_per_step(torch.float32, within=Idle)
+    assert stacks == 3 * [["_HalfProducts", "Idle"]]
 
 
 # --- two numbers ---------------------------------------------------------------------------------

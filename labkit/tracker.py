@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -56,6 +57,7 @@ PRIORITY = (
     Category.BUFFERS,
     Category.ACTIVATIONS,
 )
+_DEVICE = torch.ops.prim.device.default
 _RANK = {category: rank for rank, category in enumerate(PRIORITY)}
 
 
@@ -303,6 +305,8 @@ class Tracker(TorchDispatchMode):
     # --- operators ------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is _DEVICE:  # autograd asks every fake tensor for it, oftener than it computes
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the sub-class first: what it runs inside comes back here
         in_backward = torch._C._current_graph_task_id() != -1

@@ -1,10 +1,13 @@
 """What ``torch.compile`` needs besides PyTorch, and whether it is here.
 
-On a GPU it writes Triton kernels, on a CPU C++, which the system's compiler and Python's own
-header files turn into code. Limits: whether the compiler is there is asked, not whether it works.
+On a GPU it writes Triton kernels and has a C compiler build what starts them; on a CPU it writes
+C++. Both need Python's own header files. Limits: whether a compiler is there is asked, not whether
+it works.
 """
 
+import os
 import platform
+import shutil
 import sysconfig
 from pathlib import Path
 
@@ -16,7 +19,18 @@ def missing_compiler() -> str | None:
     if hardware.device().type == "cuda":
         from torch.utils._triton import has_triton
 
-        return None if has_triton() else "torch.compile needs Triton here: `pip install triton`."
+        if not has_triton():  # not installed, or the GPU is too old (torch/utils/_triton.py)
+            return (
+                "torch.compile needs Triton here: `pip install triton`, and a GPU of compute "
+                "capability 7.0 or higher."
+            )
+        # Triton builds what starts its kernels (triton/runtime/build.py).
+        if not any(map(shutil.which, filter(None, [os.environ.get("CC"), "gcc", "clang"]))):
+            return (
+                "torch.compile needs a C compiler here: install gcc (on Debian and Ubuntu "
+                "`apt-get install gcc`), or name one in the environment variable CC."
+            )
+        return _missing_headers()
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -27,6 +41,10 @@ def missing_compiler() -> str | None:
             "torch.compile needs a C++ compiler here: install g++ (on Debian and Ubuntu "
             "`apt-get install g++`), or name one in the environment variable CXX."
         )
+    return _missing_headers()
+
+
+def _missing_headers() -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         version = ".".join(platform.python_version_tuple()[:2])
         return (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from labkit.half_products import half_products
-from labkit.memory import positive_int
+from labkit.memory import InputError, positive_int
 from labkit.text import batches
 
 if TYPE_CHECKING:
@@ -37,15 +37,18 @@ def held_out_loss(
         seed: which rows.
 
     Raises:
-        InputError: a count that is not a positive whole number, or a ``seq_len`` beyond the text.
+        InputError: a count that is not a positive whole number, or a ``seq_len`` of 1 or beyond the
+            text.
     """
     rows = positive_int(rows, "rows")
+    if positive_int(seq_len, "seq_len") < 2:
+        raise InputError("seq_len must be at least 2: each token is predicted from those before it")
     device = next(model.parameters()).device
     [ids] = batches(
         device=device, batch_size=rows, seq_len=seq_len, seed=seed, split="test", steps=1,
         tokenizer=tokenizer,
     )  # fmt: skip
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}  # a part may be frozen
     model.eval()
     try:
         with torch.no_grad(), half_products(device):
@@ -54,5 +57,6 @@ def held_out_loss(
                 for part in ids.split(positive_int(batch_size, "batch_size"))
             )
     finally:
-        model.train(was_training)
+        for module, training in modes.items():
+            module.training = training
     return total / rows

@@ -183,18 +183,6 @@ def describe_oom(
     )
 
 
-# What drivers, libraries and the CPU say in a plain RuntimeError.
-_SHORTAGES = ("out of memory", "can't allocate memory", "status_alloc_failed")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch's own class, and the plain RuntimeErrors by which others say it."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _SHORTAGES)
-
-
 def requested_bytes(error: BaseException) -> int:
     """What the failed request asked for, 0 where the message does not say."""
     if isinstance(error, SimulatedOutOfMemory):

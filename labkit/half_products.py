@@ -72,7 +72,8 @@ class _HalfProducts(TorchDispatchMode):
         def widen(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.float() if tensor.dtype in _HALVES else tensor
 
-        wide = func(*tree_map_only(torch.Tensor, widen, args), **kwargs)
+        args, kwargs = tree_map_only(torch.Tensor, widen, (args, kwargs))  # a mask comes by name
+        wide = func(*args, **kwargs)
         if func is _aten._scaled_dot_product_flash_attention_for_cpu.default:
             return wide[0].to(half), wide[1]  # the log-sum-exp is float32 in any precision
         return tree_map_only(torch.Tensor, lambda tensor: tensor.to(half), wide)

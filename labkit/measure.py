@@ -27,12 +27,11 @@ from labkit.experiment import (
     allocated_bytes,
     check_arguments,
     describe_oom,
-    is_out_of_memory,
     name_of,
     plain_parameters,
 )
 from labkit.memory import Category, InputError, Peak, Phase, Run, Trace, positive_int
-from labkit.tracker import Tracker, track
+from labkit.tracker import Tracker, is_out_of_memory, track
 
 TRACKED_STEPS = 2  # the second has the optimizer's state; a third would repeat it
 

@@ -28,10 +28,11 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from labkit.experiment import PRECISIONS, is_out_of_memory
+from labkit.experiment import PRECISIONS
 from labkit.memory import InputError, one_of, positive_int
 from labkit.small_model import WEIGHTS, cache_folder, model_folder
 from labkit.text import batches, corpus
+from labkit.tracker import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

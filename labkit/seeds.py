@@ -16,6 +16,7 @@ step has any.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ class Losses:
         return f"trained on {self.device}, {seeds}"
 
     def against(self, reference: "Losses") -> Difference:
-        """The relative difference of the finals, each seed against the same seed.
+        """The relative difference of the finals, each seed against the same seed; NaN against 0.
 
         Raises:
             InputError: the reference has other seeds or another number of steps.
@@ -92,7 +93,7 @@ class Losses:
                 "other seeds or for another number of steps"
             )
         pairs = zip(self.finals, reference.finals, strict=True)
-        shares = [ours / theirs - 1 for ours, theirs in pairs]
+        shares = [ours / theirs - 1 if theirs else math.nan for ours, theirs in pairs]
         if any(map(math.isnan, shares)):
             return Difference(math.nan, math.nan, math.nan)
         return Difference(sum(shares) / len(shares), min(shares), max(shares))
@@ -120,9 +121,13 @@ def losses(
         InputError: a bad argument, no seeds, an experiment without a ``seed`` or one that ends
             before its last step.
     """
-    steps, seeds = positive_int(steps, "steps"), tuple(seeds)
-    if not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
+    steps = positive_int(steps, "steps")
+    several = isinstance(seeds, Iterable) and not isinstance(seeds, str)
+    if not several or not (seeds := tuple(seeds)) or not all(map(_is_whole, seeds)):
         raise InputError(f"seeds must be whole numbers, at least one, not {seeds!r}")
+    if "seed" in parameters:
+        raise InputError("name the seeds as seeds=[...]: one training run each")
+    seeds = tuple(map(int, seeds))
     curves = []
     for seed in seeds:
         checked = check_arguments(experiment, {**parameters, "seed": seed}, steps=steps)
@@ -130,6 +135,10 @@ def losses(
     settings = ", ".join(f"{key}={value}" for key, value in parameters.items())
     name = name or f"{name_of(experiment)}{': ' if settings else ''}{settings}"
     return Losses(name, seeds, tuple(curves), hardware.machine().name)
+
+
+def _is_whole(seed: Any) -> bool:
+    return isinstance(seed, Integral) and not isinstance(seed, bool)
 
 
 def _train(experiment: Experiment, steps: int, parameters: dict[str, Any]) -> tuple[float, ...]:

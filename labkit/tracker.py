@@ -73,6 +73,18 @@ class SimulatedOutOfMemory(torch.OutOfMemoryError):
         )
 
 
+# What drivers, libraries and the CPU say in a plain RuntimeError.
+_SHORTAGES = ("out of memory", "can't allocate memory", "status_alloc_failed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch's own class, and the plain RuntimeErrors by which others say it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _SHORTAGES)
+
+
 class Failure(NamedTuple):
     """Where the code was, and what it held, when an allocation failed."""
 
@@ -324,9 +336,10 @@ class Tracker(TorchDispatchMode):
                 for number, nbytes in self._met(item):
                     if self.budget_bytes is not None and nbytes:
                         self._check_budget(number, nbytes)
-        except torch.OutOfMemoryError:
+        except Exception as error:
             # The hooks unwind module and phase on the way out: note them here.
-            self.failure = self._failure()
+            if is_out_of_memory(error):
+                self.failure = self._failure()
             raise
         if self.count_work and func.namespace in COUNTED and not func.is_view:
             self._count(func, args, kwargs, out)
@@ -359,7 +372,9 @@ class Tracker(TorchDispatchMode):
             row[1] += formula(*args, **kwargs, out_val=out)
         elif self.operator in QUANTISED_PRODUCTS:
             row[1] += 2 * out.numel() * args[0].shape[-1]
-        row[2] += sum(t.numel() * t.element_size() for t in _tensors((args, out)))
+        # What returns nothing writes into its arguments: `_foreach_` and fused updates.
+        written = (out,) if func._schema.returns else _overwritten(func, args, kwargs)
+        row[2] += sum(t.numel() * t.element_size() for t in _tensors((args, written)))
 
     # --- modules, gradients, optimizers ---------------------------------------------------
 
@@ -486,6 +501,15 @@ def _unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
             f"expected version {version} instead."
         )
     return tensor
+
+
+def _overwritten(func: Any, args: tuple, kwargs: dict) -> list[Any]:
+    """The arguments that an operator writes into, by its schema."""
+    return [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from labkit import models
-from labkit.experiment import first_line, is_out_of_memory
+from labkit.experiment import first_line
 from labkit.memory import InputError
 from labkit.model_building import build_model
 from labkit.model_source import find_config
@@ -33,6 +33,7 @@ from labkit.techniques import (
     step_in_backward,
 )  # fmt: skip
 from labkit.text import batches
+from labkit.tracker import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -127,7 +127,7 @@ def _scale(
     set_limits(low, high)
     for count in range(_TICKS, 0, -1):
         if write is format_bytes and low >= 0:
-            byte_ticks(axis, high, count * high / (high - low))
+            byte_ticks(axis, high, count, low)
         else:
             axis.set_major_locator(MaxNLocator(count))
         ticks = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]

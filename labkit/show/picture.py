@@ -211,18 +211,19 @@ def one_line(text: str, most: int) -> str:
     return words if len(words) <= most else f"{words[: most - 2].rstrip()} …"
 
 
-def byte_ticks(axis: Any, most: float, count: float) -> None:
-    """At most ``count`` ticks up to ``most`` bytes, at round numbers of a binary unit."""
+def byte_ticks(axis: Any, most: float, count: float, least: float = 0) -> None:
+    """About ``count`` ticks from ``least`` to ``most`` bytes, at round numbers of a binary unit."""
     round_steps = [
         scale * share
         for scale in (KIB, MIB, GIB, GIB << 10, GIB << 20)
         for share in (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
     ]
     step = next(
-        (step for step in [1, 2, 5, 10, 20, 50, 100, *round_steps] if most <= step * count),
+        (step for step in [1, 2, 5, 10, 20, 50, 100, *round_steps] if most - least <= step * count),
         most or 1,
     )
-    axis.set_major_locator(FixedLocator([i * step for i in range(int(most / step) + 1)]))
+    numbers = range(math.ceil(least / step), int(most / step) + 1)
+    axis.set_major_locator(FixedLocator([i * step for i in numbers]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(format_bytes(value))))
 
 

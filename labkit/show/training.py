@@ -19,7 +19,8 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
     """Show the loss over the steps, with the last losses in a table beneath.
 
     A line is the mean over the seeds, the band around it reaches from the lowest to the highest.
-    A line ends where a loss is no longer finite.
+    A line ends where a loss is no longer finite, and leaves the picture where it is ten times above
+    all that another line has seen.
 
     Args:
         several: what ``lab.losses`` gave, one or more; the table compares each with the first.
@@ -35,7 +36,7 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
     if not several or not all(isinstance(each, Losses) for each in several):
         raise InputError("loss_curves draws what lab.losses gave, at least one")
     title = title or "Loss during training"
-    source = several[0].label
+    source = "; ".join(dict.fromkeys(each.label for each in several))
     columns = 3
     head = 66 + 24 * math.ceil(len(several) / columns)
     with mpl.rc_context(STYLE):
@@ -44,15 +45,26 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
         axes = figure.add_axes((0, 0, 1, 1))
         place(figure, axes, left=64, right=24, top=head, bottom=56)
         handles = [_draw(axes, each, number) for number, each in enumerate(several)]
+        _leave_out_what_diverges(axes, several)
         axes.set_xlabel("step")
         axes.set_ylabel("loss in nats per token")
         axes.grid()
         axes.tick_params(length=0, pad=6)
         names = [one_line(each.name, 36) for each in several]
         legend(figure, handles, names, ncols=columns)
-    figure.table = _table(several, title)
-    figure.alt = _alt(several, title)
+    figure.table = _table(several, title, source)
+    figure.alt = _alt(several, title, source)
     return figure.show()
+
+
+def _leave_out_what_diverges(axes: mpl.axes.Axes, several: list[Losses]) -> None:
+    """One line that goes to the sky must not press the others flat: it leaves the picture."""
+    tops = [
+        max(map(abs, filter(math.isfinite, sum(each.curves, ()))), default=0) for each in several
+    ]
+    usual = min(filter(None, tops), default=0)
+    if usual and max(tops) > 10 * usual:
+        axes.set_ylim(0, 1.5 * usual)
 
 
 def _draw(axes: mpl.axes.Axes, losses: Losses, number: int) -> mpl.lines.Line2D:
@@ -61,12 +73,14 @@ def _draw(axes: mpl.axes.Axes, losses: Losses, number: int) -> mpl.lines.Line2D:
     curves = [_smooth(curve) for curve in losses.curves]
     steps = range(1, len(curves[0]) + 1)
     rows = list(zip(*curves, strict=True))
-    axes.fill_between(
-        steps, [min(row) for row in rows], [max(row) for row in rows],
-        color=colour, alpha=0.18, linewidth=0,
-    )  # fmt: skip
     mean = [sum(row) / len(row) for row in rows]
-    (line,) = axes.plot(steps, mean, color=colour, linestyle=dashes, linewidth=2)
+    band = [
+        (min(row), max(row)) if math.isfinite(m) else (math.nan, math.nan)
+        for row, m in zip(rows, mean, strict=True)
+    ]
+    axes.fill_between(steps, *zip(*band, strict=True), color=colour, alpha=0.18, linewidth=0)
+    marker = "o" if len(mean) == 1 else None
+    (line,) = axes.plot(steps, mean, color=colour, linestyle=dashes, linewidth=2, marker=marker)
     return line
 
 
@@ -81,7 +95,7 @@ def _smooth(curve: tuple[float, ...]) -> list[float]:
     return smooth
 
 
-def _table(several: list[Losses], title: str) -> Rich:
+def _table(several: list[Losses], title: str, source: str) -> Rich:
     first, rows = several[0], []
     for each in several:
         healthy = math.isfinite(each.final)
@@ -91,8 +105,7 @@ def _table(several: list[Losses], title: str) -> Rich:
         if healthy and comparable and each is not first:
             change = str(each.against(first))
         rows.append([each.name, _number(each.final), spread, change])
-    tail = max(1, len(first.curves[0]) // 10)
-    caption = f"{title}; {first.label}. Last loss: mean of the last {tail} steps."
+    caption = f"{title}; {source}. Last loss: mean of the last tenth of the steps."
     return grid(
         ["", "last loss", "lowest to highest", f"against {first.name}"], rows, caption=caption
     )
@@ -102,12 +115,9 @@ def _number(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
 
 
-def _alt(several: list[Losses], title: str) -> str:
+def _alt(several: list[Losses], title: str, source: str) -> str:
     parts = [
         f"{each.name}: from {_number(each.curves[0][0])} to {_number(each.final)}"
         for each in several
     ]
-    return (
-        f"Lines. {title}, {several[0].label}. {'; '.join(parts)}. "
-        "The table below holds the last losses."
-    )
+    return f"Lines. {title}, {source}. {'; '.join(parts)}. The table below holds the last losses."

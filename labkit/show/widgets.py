@@ -210,8 +210,8 @@ class Explorer:
 
     def _show_error(self, error: Exception) -> None:
         """Say what failed; a traceback goes where a failed cell would have it."""
-        from labkit.experiment import is_out_of_memory  # these two bring PyTorch
         from labkit.hardware import clear_exception
+        from labkit.tracker import is_out_of_memory  # these two bring PyTorch
 
         name = type(error).__name__
         if is_out_of_memory(error):

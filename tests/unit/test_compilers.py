@@ -44,4 +44,8 @@ def test_missing_header_files_are_named(with_compiler, monkeypatch, tmp_path):
 def test_on_a_gpu_triton_is_asked_for(monkeypatch, there):
     monkeypatch.setattr(compilers.hardware, "device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: there)
+    monkeypatch.setenv("CC", "true")  # answers for a compiler
     assert (lab.missing_compiler() is None) == there
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("PATH", "")
+    assert ("C compiler" if there else "Triton") in lab.missing_compiler()

@@ -155,3 +155,9 @@ def test_hostile_names_stay_text():
 def test_bad_points(points, says):
     with pytest.raises(InputError, match=says):
         dots(points, "x", "y")
+
+
+def test_peaks_that_nearly_agree_are_drawn_with_a_few_ticks():
+    near = {"a": (10 * GIB, 1.0), "b": (10 * GIB + (64 << 10), 2.0), "c": (10 * GIB + 1, 3.0)}
+    figure = dots(near, "peak", "loss")
+    assert len(figure.axes[0].get_xticks()) < 12

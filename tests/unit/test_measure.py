@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import labkit as lab
 from labkit import hardware, worlds
-from labkit.experiment import PRECISIONS, is_out_of_memory, requested_bytes
+from labkit.experiment import PRECISIONS, requested_bytes
 from labkit.hardware import Machine
 from labkit.memory import GIB, KIB, MIB, InputError
 from labkit.simulate import first_failure
+from labkit.tracker import is_out_of_memory
 
 CPU = torch.device("cpu")
 
@@ -309,6 +310,30 @@ def test_out_of_memory_in_all_its_wordings(error, requested):
 def test_other_errors_are_not_out_of_memory():
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_a_cpu_that_runs_out_says_where():
+    class Inner(torch.nn.Module):
+        def forward(self, count):
+            return torch.empty(count, dtype=torch.uint8).float().sum()
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(1000))
+            self.inner = Inner()
+
+        def forward(self, count):
+            return self.w.sum() * self.inner(count)
+
+    def greedy(device):
+        model = Outer()
+        yield model(10)
+        yield model(1 << 52)
+
+    oom = lab.measure(greedy, steps=2).oom
+    assert (oom.phase, oom.module, oom.operator, oom.step) == ("forward", "inner", "empty", 2)
+    assert oom.by_category["weights"] == 4000
 
 
 # --- experiments that are wrong -----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,6 +66,8 @@ def test_runs_with_other_seeds_or_steps_are_not_compared(other):
         ({"steps": 0}, "steps"),
         ({"stop": 3, "steps": 5}, "ended after 3 of 5"),
         ({"ratee": 1}, "rate"),
+        ({"seeds": 3}, "seeds must be whole numbers"),
+        ({"seed": 5}, "seeds="),
     ],
 )
 def test_bad_arguments_are_refused(arguments, words):
@@ -138,6 +141,38 @@ def test_attention_and_its_gradients_are_computed_wide(dtype):
     assert lab.relative_error(out, reference) < step
     for ours, theirs in zip((q, k, v), wide, strict=True):
         assert lab.relative_error(ours.grad, theirs.grad) < 3 * step
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_with_a_mask_is_computed_wide(dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 16, dtype=dtype) for _ in range(3))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    seen = torch.ones(40, 40, dtype=torch.bool).tril()
+    reference = attention(q.float(), k.float(), v.float(), attn_mask=seen)
+    for mask in (seen, torch.zeros(40, 40, dtype=dtype).masked_fill(~seen, -torch.inf)):
+        with half_products(torch.device("cpu")):
+            out = attention(q, k, v, attn_mask=mask)
+        assert out.dtype == dtype
+        assert lab.relative_error(out, reference) < torch.finfo(dtype).eps
+
+
+PRODUCTS = {
+    "addmm": lambda a, b: torch.addmm(b, a, b),
+    "bmm": lambda a, b: torch.bmm(a[None], b[None]),
+    "baddbmm": lambda a, b: torch.baddbmm(b[None], a[None], b[None]),
+    "convolution": lambda a, b: torch.conv1d(a[None], b[..., None]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_kind_of_product_is_computed_wide(name):
+    torch.manual_seed(0)
+    a, b = (torch.randn(48, 48).bfloat16() for _ in range(2))
+    with half_products(torch.device("cpu")):
+        ours = PRODUCTS[name](a, b)
+    wide = PRODUCTS[name](a.float(), b.float())
+    assert (ours != wide.bfloat16()).double().mean() < 0.01  # rounded once
 
 
 def test_overflow_is_infinite_as_on_a_gpu():
@@ -233,14 +268,63 @@ def test_held_out_loss_does_not_depend_on_the_batch_and_leaves_the_model_as_it_w
     loss = lab.held_out_loss(model, rows=6, seq_len=32)
     assert lab.held_out_loss(model, rows=6, seq_len=32, batch_size=5) == pytest.approx(loss)
     assert model.training
-    assert all(p.grad is None for p in model.parameters())
+    model.model.layers[0].eval()
+    lab.held_out_loss(model, rows=1, seq_len=32)
+    assert model.training
+    assert not model.model.layers[0].training
     [ids] = lab.batches(device="cpu", batch_size=6, seq_len=32, split="test", steps=1)
     assert loss == pytest.approx(float(model(input_ids=ids, labels=ids).loss), rel=1e-5)
     with pytest.raises(InputError, match="rows"):
         lab.held_out_loss(model, rows=0)
+    with pytest.raises(InputError, match="seq_len"):
+        lab.held_out_loss(model, seq_len=1)
+
+
+def test_held_out_loss_has_no_dropout_no_gradients_and_wide_products(monkeypatch):
+    seen = []
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, input_ids, labels):
+            modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+            seen.append((self.training, torch.is_grad_enabled(), modes))
+            return SimpleNamespace(loss=self.w.sum())
+
+    assert lab.held_out_loss(Model(), rows=2, seq_len=8) == 1.0
+    assert seen == [(False, False, ["_HalfProducts"])]
 
 
 # --- the figure ----------------------------------------------------------------------------------
+
+
+def test_a_band_ends_with_its_line_and_every_source_is_named():
+    broken = [record([5, 4, 3], [5, math.nan, 3]), record([5, math.nan, 3], [5, 4, 3])]
+    for each in broken:
+        [band] = lab.loss_curves(each).axes[0].collections
+        assert band.get_datalim(band.axes.transData).x1 == 1  # whichever seed broke
+    other = Losses("other", (0,), ((3.0, 2.0, 1.0),), "another machine")
+    caption = lab.loss_curves([record([3, 2, 1], [3, 2, 2]), other]).table.text
+    assert "a machine, 2 seeds" in caption
+    assert "another machine, seed 0" in caption
+
+
+def test_a_line_that_goes_to_the_sky_leaves_the_picture():
+    wild = record([5, 50, 1e20], name="wild")
+    assert lab.loss_curves([record([5, 4, 3]), wild]).axes[0].get_ylim() == (0, 7.5)
+    assert lab.loss_curves([wild]).axes[0].get_ylim()[1] > 1e19
+
+
+def test_against_a_loss_of_zero_there_is_no_share():
+    assert math.isnan(record([1.0, 0.5]).against(record([1.0, 0.0])).mean)
+
+
+def test_the_band_reaches_from_the_lowest_to_the_highest():
+    [band] = lab.loss_curves(record([5, 4], [3, 1])).axes[0].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (1, 5)
 
 
 def test_loss_curves_show_mean_band_and_the_difference_from_the_first():

@@ -390,3 +390,13 @@ def test_a_failed_optimizer_step_does_not_colour_the_next_forward():
             optimizer.step(broken)
         layer(torch.zeros(1, 8))
         assert tracker.phase is Phase.FORWARD
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_update_in_place_moves_what_it_writes(foreach):
+    parameter = torch.nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, foreach=foreach)
+    parameter.grad = torch.ones(1000)
+    with track(work=True) as tracker:
+        optimizer.step()
+    assert tracker.work_done()[1] == 3 * 4000  # both read, one written

@@ -66,7 +66,7 @@ def fake_tensors(card: Gpu | None) -> Iterator[None]:
             # transformers looks at the positions to see whether a batch packs several texts, and
             # builds a mask when it cannot look; a batch that packs none gets none.
             stack.enter_context(
-                mock.patch.object(masking, "find_packed_sequence_indices", return_value=None)
+                mock.patch.object(masking, "find_packed_sequence_indices", _packs_nothing)
             )
         # A learner's error is theirs to read, without the mode's own log of it above.
         stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))
@@ -83,6 +83,10 @@ def fake_tensors(card: Gpu | None) -> Iterator[None]:
                     mock.patch.object(module, "_default_to_fused_or_foreach", foreach)
                 )
         yield
+
+
+def _packs_nothing(*args: Any, **kwargs: Any) -> None:
+    """Not a mock of the library's: that would keep the positions of every call."""
 
 
 def _masking_utils() -> Any:

@@ -253,3 +253,16 @@ def test_what_is_saved_on_the_host_is_counted_there(how):
 def test_a_simulated_cpu_has_one_device():
     run = lab.simulate(saving, how="plain")
     assert {storage.device for storage in run.trace.storages} == {"cpu"}
+
+
+def test_a_simulated_loop_that_keeps_nothing_does_not_grow():
+    def train(device, steps=4):
+        model = lab.model("SmolLM2-tiny", device=device, layers=1)
+        for ids in lab.batches(device=device, batch_size=1, seq_len=64, steps=steps):
+            model(input_ids=ids, labels=ids).loss.backward()
+            yield torch.zeros(())
+
+    trace = lab.simulate(train, gpu="t4", steps=4).trace
+    third, fourth = (mark.index for mark in trace.marks[-2:])
+    held = [sum(s.nbytes for s in trace.live_at(index - 1)) for index in (third, fourth)]
+    assert held[0] == held[1]

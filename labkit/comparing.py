@@ -22,15 +22,22 @@ def relative_error(
         0.0 for equal tensors; the sums are float64, so that the comparison rounds nothing away.
 
     Raises:
-        InputError: not as many tensors as references, a shape that differs, or a reference that
-            is zero throughout.
+        InputError: not as many tensors as references, a shape that differs, complex numbers, or a
+            reference that is zero throughout.
     """
     ours, theirs = _as_list(tensors), _as_list(reference)
-    if [t.shape for t in ours] != [t.shape for t in theirs]:
+    if len(ours) != len(theirs):
         raise InputError(
-            f"{len(ours)} tensors cannot be compared with {len(theirs)}: "
-            "there must be as many, of the same shapes"
+            f"{len(ours)} tensors cannot be compared with {len(theirs)}: there must be as many"
         )
+    for number, (tensor, right) in enumerate(zip(ours, theirs, strict=True), 1):
+        if tensor.shape != right.shape:
+            raise InputError(
+                f"tensor {number} of {len(ours)} has the shape {tuple(tensor.shape)}, its "
+                f"reference {tuple(right.shape)}: they must be of the same shapes"
+            )
+        if tensor.is_complex() or right.is_complex():
+            raise InputError("complex tensors are not compared: give torch.view_as_real of them")
     difference = sum(_square(t.double() - r.double()) for t, r in zip(ours, theirs, strict=True))
     size = sum(_square(r.double()) for r in theirs)
     if size == 0:

@@ -157,14 +157,12 @@ class Exercise:
         cards.message_card("One way to do it:", title="solution", tone="good", code=source)
 
     def _outcome(self, answer: Any) -> Outcome:
-        early = self._misplaced(answer)
-        if early is not None:
-            return early
         try:
-            return self._read(self._check(answer))
+            return self._misplaced(answer) or self._read(self._check(answer))
         except NotAttempted as stub:
             return Outcome(self.id, Status.NOT_ATTEMPTED, str(stub))
-        except Exception as error:  # whatever the learner's code does is an answer, not an error
+        # Whatever the learner's code does is an answer, not an error; `sys.exit()`, too.
+        except (Exception, SystemExit) as error:
             message = _because(error, answer)
             clear_exception(error)  # its frames would keep the learner's tensors alive
             return Outcome(self.id, Status.NOT_YET, message)
@@ -222,7 +220,7 @@ def of_lesson(lesson: str) -> tuple[Exercise, ...]:
 # --- what to say when the learner's code raises ------------------------------------------------
 
 
-def _because(error: Exception, answer: Any) -> str:
+def _because(error: BaseException, answer: Any) -> str:
     lines = traceback.format_exception_only(error)  # copes with errors that cannot print
     what = next((line for line in lines if not line.startswith(" ")), lines[-1]).strip()
     if len(what) > 400:
@@ -231,7 +229,8 @@ def _because(error: Exception, answer: Any) -> str:
         return f"Your answer cannot be used: {error}"
     if not callable(answer):
         return f"Your answer could not be checked: {quote(answer)} led to {what}"
-    file = getattr(getattr(answer, "__code__", None), "co_filename", None)
+    plain = inspect.isfunction(answer) or inspect.ismethod(answer)
+    file = answer.__code__.co_filename if plain else None
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     if not frames:
         return f"Your function raised {what}"

@@ -9,12 +9,13 @@ Limits: losses are compared as numbers, step by step; a simulated run has none.
 import functools
 import inspect
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.claims import format_value, plain_value
+from labkit.hardware import pretend
 from labkit.memory import GIB, MIB, InputError, Run, format_bytes, one_of
 
 WORLDS = ("run", "measure", "simulate")
@@ -29,6 +30,7 @@ UNIT_SLIPS = {
     8.0: "8, bits against bytes",
     100.0: "100, percent against shares",
 }
+NEAR_A_SLIP = 0.005  # relative
 
 
 class NotAttempted(Exception):  # noqa: N818 (an outcome, not an error)
@@ -44,15 +46,23 @@ class Feedback:
 
 
 def quote(answer: Any) -> str:
-    """What the learner gave, short enough for a sentence."""
-    return reprlib.repr(answer)
+    """What the learner gave, short enough for a sentence. Never raises."""
+    try:
+        return reprlib.repr(answer)
+    except (Exception, SystemExit):  # `repr` runs the learner's code; 10**5000 has too many digits
+        return f"a value of type {type(answer).__name__} that cannot be printed"
 
 
 # --- values ------------------------------------------------------------------------------------
 
 
 def expect_number(
-    answer: Any, expected: float, *, rel_tolerance: float = 0.02, unit: str = ""
+    answer: Any,
+    expected: float,
+    *,
+    rel_tolerance: float = 0.02,
+    unit: str = "",
+    slips: Mapping[float, str] | None = None,
 ) -> str | None:
     """None if ``answer`` is a number within ``rel_tolerance`` of ``expected``, else why not.
 
@@ -61,6 +71,7 @@ def expect_number(
         expected: the right number; 0 must be met exactly.
         rel_tolerance: how far off, relative to ``expected``, still counts.
         unit: shown after the numbers; ``"bytes"`` and the units of claims show as those do.
+        slips: numbers that a known mistake gives, other than 0, and a sentence about each.
     """
     value, problem = plain_value(answer)
     if problem or isinstance(value, bool):
@@ -68,11 +79,21 @@ def expect_number(
         return f"A number{kind} is asked for; you gave {quote(answer)}."
     if abs(value - expected) <= rel_tolerance * abs(expected):
         return None
+    if slip := _near(value, slips or {}):
+        given = f"{value:,.0f}" if value == int(value) else f"{value:g}"
+        return f"You gave {given}. {slip}"
     shown = format_value(value, unit) if unit else f"{value:g}"
     direction = "less" if value > expected else "more"
     if expected and (slip := _unit_slip(value / expected)):
         return f"You gave {shown}. That is off by a factor of {slip}: check the units."
     return f"You gave {shown}. The right answer is {direction}."
+
+
+def _near(value: float, slips: Mapping[float, str]) -> str | None:
+    """What to say about the slip nearest to ``value``; None if it is near to none."""
+    distances = {abs(value / slip - 1): text for slip, text in slips.items()}
+    nearest = min(distances, default=NEAR_A_SLIP)
+    return distances[nearest] if nearest < NEAR_A_SLIP else None
 
 
 def _unit_slip(ratio: float) -> str | None:
@@ -154,10 +175,24 @@ def _loss(loss: Any) -> Any:
     return loss
 
 
+@functools.cache
+def reference_run(experiment: Callable[..., Iterator[Any]], **parameters: Any) -> Run:
+    """The run of a check's own experiment, whatever ``lab.pretend`` says; kept for the session.
+
+    Raises:
+        InputError: it runs out of memory even so. That is not kept.
+    """
+    with pretend():
+        run = run_experiment(experiment, **parameters)
+    if run.oom is not None:
+        raise InputError(f"the run that it is compared with went {run.oom}")
+    return run
+
+
 def memory_target(run: Run, most_bytes: int) -> str | None:
     """None if the run's peak is at most ``most_bytes`` and it did not run out of memory."""
     if run.oom is not None:
-        return f"Your run did not fit. It went {run.oom}."
+        return _did_not_fit(run)
     if run.peak_bytes <= most_bytes:
         return None
     largest = max(run.by_category, key=run.by_category.get)
@@ -168,12 +203,18 @@ def memory_target(run: Run, most_bytes: int) -> str | None:
     )
 
 
+def _did_not_fit(run: Run) -> str:
+    return f"Your run did not fit. It went {run.oom}."
+
+
 def same_losses(run: Run, reference: Run, *, rel_tolerance: float = 1e-4) -> str | None:
     """None if both runs have the same losses, step by step, within ``rel_tolerance``.
 
     Raises:
         InputError: the reference has no losses, so there is nothing to compare with.
     """
+    if run.oom is not None:
+        return _did_not_fit(run)
     if not reference.losses:
         raise InputError(f"{reference.name!r} has no losses: run it with world='measure'")
     if len(run.losses) != len(reference.losses):

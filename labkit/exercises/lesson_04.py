@@ -26,11 +26,7 @@ def check_saved(answer: Any) -> str | None:
         100 * 2.5 / 12: "That is the share of the activations. What share of the whole peak is it?",
         50.0: "That is the article's figure. Add up what is left.",
     }
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        for value, reason in near.items():
-            if abs(answer - value) < 0.1:
-                return f"You gave {answer:g}. {reason}"
-    return expect_number(answer, saved_percent())
+    return expect_number(answer, saved_percent(), slips=near)
 
 
 def full_precision(device, batch_size=16, steps=2):
@@ -61,13 +57,18 @@ def halved(device, batch_size=16, steps=2):
 
 
 def check_halved(answer: Callable[..., Any]) -> str | None:
-    update = torch.amp.GradScaler.update
+    update, updated = torch.amp.GradScaler.update, []
+
+    def watched(scaler: torch.amp.GradScaler, *arguments: Any, **named: Any) -> None:
+        updated.append(scaler.is_enabled())
+        update(scaler, *arguments, **named)
+
     reference = run_experiment(full_precision, world="simulate", gpu="t4")
-    with patch.object(torch.amp.GradScaler, "update", autospec=True, side_effect=update) as updates:
+    with patch.object(torch.amp.GradScaler, "update", watched):
         run = run_experiment(answer, world="simulate", gpu="t4")
     return (
         _same_job(run, reference)
-        or _in_fp16(run, updates.call_count)
+        or _in_fp16(run, scaled=any(updated))
         or _price(run, reference)
         or _peak(run, reference)
     )
@@ -91,13 +92,13 @@ def _held(run: Run, category: str) -> tuple[int, ...]:
     return run.trace.timeline().bytes_by_category.get(category, (0,))
 
 
-def _in_fp16(run: Run, updates: int) -> str | None:
+def _in_fp16(run: Run, *, scaled: bool) -> str | None:
     if not any(storage.dtype == "float16" for storage in run.trace.storages):
         return "Nothing in your step is FP16: put autocast around the forward pass and the loss."
-    if not updates:
+    if not scaled:
         return (
-            "Your step has no scaler: `scaler.scale(loss).backward()`, `scaler.step(optimizer)`, "
-            "`scaler.update()`."
+            "Your step has no scaler, or none that is enabled: `scaler.scale(loss).backward()`, "
+            "`scaler.step(optimizer)`, `scaler.update()`."
         )
     return None
 

@@ -30,20 +30,14 @@ def extra_percent():
 
 
 def check_price(answer):
-    value = answer if isinstance(answer, int | float) and not isinstance(answer, bool) else None
-    repeated = 6 / 24 * 0.90
-    if value is not None and abs(value - 100 * repeated) < 0.01:
-        return (
-            f"You gave {value:g}. That is the growth of the forward pass alone; backward is part "
-            "of the step too, and costs two forwards."
-        )
-    if value is not None and abs(value - 100 * 6 / 24 / 3) < 0.01:
-        return f"You gave {value:g}. Not all of the forward pass is in the blocks: 90 % is."
-    if value is not None and abs(value - 25) < 0.01:
-        return "You gave 25. That is the share of the blocks. Which share of a whole step is that?"
-    if value is not None and abs(value - 30) < 0.01:
-        return "You gave 30. That is the price of checkpointing all of the blocks; we take 6 of 24."
-    return expect_number(answer, extra_percent(), rel_tolerance=0.005)
+    slips = {
+        100 * 6 / 24 * 0.90: "That is the growth of the forward pass alone; backward is part of "
+        "the step too, and costs two forwards.",
+        100 * 6 / 24 / 3: "Not all of the forward pass is in the blocks: 90 % is.",
+        25: "That is the share of the blocks. Which share of a whole step is that?",
+        30: "That is the price of checkpointing all of the blocks; we take 6 of 24.",
+    }
+    return expect_number(answer, extra_percent(), rel_tolerance=0.005, slips=slips)
 
 
 # --- 2: a memory target with a price limit -----------------------------------------------------
@@ -92,8 +86,10 @@ def check_thrifty(answer):
     reference = run_experiment(roomy, world="measure", batch_size=8, steps=3)
     run = run_experiment(answer, world="measure", batch_size=8, steps=3)
     problem = same_losses(run, reference) or _too_high(run, reference) or _price(run, reference)
+    if problem:
+        return problem
     peak, extra = run.peak_bytes / reference.peak_bytes, run.flops / reference.flops - 1
-    return problem or Feedback(
+    return Feedback(
         True, f"That is right: {peak:.0%} of the peak for {extra:+.1%} arithmetic, equal losses."
     )
 

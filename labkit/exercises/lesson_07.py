@@ -4,8 +4,6 @@ Limits: the second check tells a wrong update from a right one by losses after p
 answer whose error is below their tolerance passes.
 """
 
-import functools
-
 import torch
 
 from labkit import models
@@ -14,6 +12,7 @@ from labkit.exercises.checks import (
     Feedback,
     expect_number,
     memory_target,
+    reference_run,
     run_experiment,
     same_losses,
 )
@@ -43,11 +42,7 @@ SLIPS = {
 
 
 def check_factor(answer):
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        near = [text for slip, text in SLIPS.items() if abs(answer / slip - 1) < 0.005]
-        if near:
-            return f"You gave {answer:g}. {near[0]}"
-    return expect_number(answer, factor(), rel_tolerance=0.01)
+    return expect_number(answer, factor(), rel_tolerance=0.01, slips=SLIPS)
 
 
 # --- 2: 64 rows in little memory, the same training ----------------------------------------------
@@ -92,13 +87,8 @@ def in_pieces(device, batch_size=64, steps=3):
         yield total
 
 
-@functools.cache
-def _reference() -> Run:
-    return run_experiment(whole, world="measure", batch_size=64, steps=3)
-
-
 def check_in_pieces(answer):
-    reference = _reference()
+    reference = reference_run(whole, world="measure", batch_size=64, steps=3)
     run = run_experiment(answer, world="measure", batch_size=64, steps=3)
     problem = _wrong_training(run, reference) or _too_high(run, reference)
     share = run.peak_bytes / reference.peak_bytes

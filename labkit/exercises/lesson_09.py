@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from labkit.exercises import Exercise, expect_number, run_experiment, same_losses
 from labkit.experiment import Steps
@@ -13,6 +14,7 @@ from labkit.memory import Trace, format_bytes
 from labkit.tracker import track
 
 STEPS = 8
+HIDDEN, OUTPUT = 256 * 512, 256 * 64  # numbers in what the hook sees, and in the result
 MOST_PEAK = 0.5
 # A record of plain numbers, or of one-element tensors, is no leak worth a word.
 ALLOWED_GROWTH_BYTES = 4096
@@ -24,13 +26,8 @@ def more_gib():
 
 
 def check_name(answer: Any) -> str | None:
-    problem = expect_number(answer, more_gib(), unit="GiB")
-    if problem and isinstance(answer, int | float) and abs(answer / more_gib() - 2) < 0.02:
-        return (
-            f"You gave {answer} GiB: that is the old and the new logits. How much of it would be "
-            "there without the old ones?"
-        )
-    return problem
+    both = "That is the old and the new logits. How much of it would be there without the old ones?"
+    return expect_number(answer, more_gib(), unit="GiB", slips={2 * more_gib(): both})
 
 
 def leaky(device, steps=STEPS):
@@ -76,8 +73,46 @@ def check_tight(answer: Callable[..., Any]) -> str | None:
     different = same_losses(run_experiment(answer, world="measure", steps=STEPS), reference)
     if different:
         return different
-    trace, wasteful = trace_of(answer), trace_of(leaky)
-    return _still_growing(trace) or _too_high(trace.peak_bytes, wasteful.peak_bytes)
+    with Reads() as reads:
+        trace = trace_of(answer)
+    wasteful = trace_of(leaky)
+    return (
+        _still_growing(trace) or _dropped(reads) or _too_high(trace.peak_bytes, wasteful.peak_bytes)
+    )
+
+
+class Reads(TorchFunctionMode):
+    """Counts how often something much smaller is made of a tensor, by the tensor's length.
+
+    The records themselves may be kept anywhere and as anything; what they are made of must be read.
+    Backward is not seen: it calls no function of Python's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[int] = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        given = next((a for a in (*args, *(kwargs or {}).values()) if torch.is_tensor(a)), None)
+        if given is not None and (
+            function in (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist)
+            or (torch.is_tensor(result) and 64 * result.numel() <= given.numel())
+        ):
+            self.counts[given.numel()] += 1
+        return result
+
+
+def _dropped(reads: Reads) -> str | None:
+    """Whether one of the three records is gone: a step reads what it keeps a number of."""
+    if reads.counts[HIDDEN] < STEPS:
+        return "Nothing grows, but `norms` is gone: keep a number per step of what the hook sees."
+    if reads.counts[OUTPUT] < 3 * STEPS:  # the loss, the mean and the validation
+        return (
+            "Nothing grows, but a record is gone: the outputs' means and the validation's total "
+            "are still to be kept, as numbers."
+        )
+    return None
 
 
 def trace_of(experiment: Callable[..., Any]) -> Trace:

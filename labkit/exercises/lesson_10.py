@@ -38,16 +38,18 @@ def portable_clip(x):
 
 
 def check_clip(answer: Callable[[torch.Tensor], torch.Tensor]) -> str | None:
-    long, short = torch.full((4,), 10.0), torch.full((4,), 0.1)
-    for name, x in (("long", long), ("short", short)):
+    # Uneven, with signs and of two lengths, so that no limit on each number gives the same.
+    long, short = torch.tensor([9.0, -2.0, 6.0, 0.5]), torch.tensor([0.6, -0.5, 0.3, 0.1])
+    longer = torch.tensor([-8.0, 0.25, 3.0, -1.0, 2.0, 0.5, 7.0])
+    for name, x in (("long", long), ("short", short), ("long", longer)):
         expected = x / max(float(x.norm()), 1.0)
         given = call(answer, x.clone())
         if not isinstance(given, torch.Tensor) or given.shape != x.shape:
             return f"A tensor of shape {tuple(x.shape)} is asked for; you gave {given!r}."
         if not torch.allclose(given, expected):
             return (
-                f"For a {name} vector, {x.tolist()}, the result should be {expected.tolist()}; "
-                f"yours is {given.tolist()}."
+                f"For a {name} vector, {_shown(x)}, the result should be {_shown(expected)}; "
+                f"yours is {_shown(given)}."
             )
     problem = _export_problem(answer, long)
     if problem:
@@ -56,6 +58,10 @@ def check_clip(answer: Callable[[torch.Tensor], torch.Tensor]) -> str | None:
             f"value to go on ({problem}). Can a formula be right on both sides?"
         )
     return None
+
+
+def _shown(vector: torch.Tensor) -> list[float]:
+    return [round(number, 4) for number in vector.tolist()]
 
 
 def _export_problem(answer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> str | None:

@@ -23,6 +23,8 @@ Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 VOCABULARY, WIDTH, TOKENS = 128_256, 2048, 8192
 MOST_PEAK_BYTES = 5 * GIB // 2
+# Forward's product with the weight. Backward's two may be made in place, which is not counted.
+LEAST_PRODUCTS = 0.9
 GPU = "rtx-4090"
 
 
@@ -80,6 +82,12 @@ def check_loss(answer):
     problem = memory_target(run, MOST_PEAK_BYTES)
     if problem:
         return f"{problem} {_why_too_high(run)}"
+    products = _products(run)
+    if products < LEAST_PRODUCTS:
+        return (
+            f"With {TOKENS} tokens your loss does the arithmetic of {products:.1f} products with "
+            "the weight; forward alone takes one. Are all tokens in it?"
+        )
     return Feedback(
         True,
         f"That is right: {format_bytes(run.peak_bytes)} with weight and gradients, and the same "
@@ -123,7 +131,7 @@ def _loss_and_gradients(loss_of: Loss, *inputs: torch.Tensor) -> list[torch.Tens
     loss.backward()
     if hidden.grad is None or weight.grad is None:
         return "Backward of your loss does not reach both hidden and weight."
-    return [loss.detach(), hidden.grad, weight.grad]
+    return [loss.detach().reshape(()), hidden.grad, weight.grad]
 
 
 def _backward_of(loss_of: Loss) -> Callable[..., Iterator[torch.Tensor]]:
@@ -141,10 +149,14 @@ def _backward_of(loss_of: Loss) -> Callable[..., Iterator[torch.Tensor]]:
     return experiment
 
 
+def _products(run: Run) -> float:
+    """The arithmetic, in products of all tokens with the weight: a plain loss does three."""
+    return run.flops / (2 * TOKENS * WIDTH * VOCABULARY)
+
+
 def _why_too_high(run: Run) -> str:
-    products = run.flops / (2 * TOKENS * WIDTH * VOCABULARY)  # a plain loss does three
     kept = max(run.trace.timeline().bytes_by_category.get("activations", (0,)))
-    if kept > TOKENS * VOCABULARY * 4 and products < 3.5:
+    if kept > TOKENS * VOCABULARY * 4 and _products(run) < 3.5:
         return (
             "At some moment the logits of all tokens are alive: without a checkpoint, autograd "
             "keeps every chunk's until backward."

@@ -1,6 +1,7 @@
 """Exercises of lesson 12: what Adafactor keeps, and AdamW's loss at two thirds of its bytes."""
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import labkit as lab
 from labkit.exercises import Exercise
@@ -16,6 +17,7 @@ from labkit.seeds import SEEDS, Losses, losses
 ROWS, COLUMNS, FP32 = 4096, 14336, 4
 MOST_PEAK, MOST_EXTRA_LOSS = 2 / 3, 0.02
 WIDE, STEPS = 768, 60
+Row = tuple[int, ...]
 
 
 # --- 1: what Adafactor keeps -------------------------------------------------------------------
@@ -41,9 +43,7 @@ MISTAKES = {
 
 
 def check_state(answer):
-    if isinstance(answer, int | float) and not isinstance(answer, bool) and answer in MISTAKES:
-        return f"You gave {answer:,}. {MISTAKES[answer]}"
-    return expect_number(answer, state_bytes(), rel_tolerance=0, unit="bytes")
+    return expect_number(answer, state_bytes(), rel_tolerance=0, unit="bytes", slips=MISTAKES)
 
 
 # --- 2: AdamW's loss at two thirds of its bytes ------------------------------------------------
@@ -85,14 +85,15 @@ def check_thrifty(answer):
         run, int(MOST_PEAK * reference.peak_bytes)
     ):
         return f"At width {WIDE}: {problem}"
-    theirs = losses(roomy, seeds=SEEDS, steps=STEPS)
+    theirs, expected = _train(roomy)
     try:
-        ours = losses(answer, seeds=SEEDS, steps=STEPS)
+        ours, seen = _train(answer)
     except InputError as error:
         return f"Your experiment could not be trained: {error}"
     share = run.peak_bytes / reference.peak_bytes
     return (
         _other_data(ours, theirs)
+        or _too_little_data(seen, expected)
         or _lost(ours, theirs)
         or Feedback(
             True,
@@ -100,6 +101,23 @@ def check_thrifty(answer):
             f"AdamW has {theirs.final:.2f}.",
         )
     )
+
+
+def _train(experiment) -> tuple[Losses, set[Row]]:
+    """The losses, and the rows that they come from.
+
+    The losses do not tell a batch that is trained on again and again from a good optimizer. So the
+    embedding is watched: however a step divides its batch, each row passes there.
+    """
+    rows: set[Row] = set()
+
+    def record(module, inputs):
+        if isinstance(module, torch.nn.Embedding):
+            ids = torch.atleast_2d(inputs[0])
+            rows.update(map(tuple, ids.reshape(-1, ids.shape[-1]).tolist()))
+
+    with register_module_forward_pre_hook(record):
+        return losses(experiment, seeds=SEEDS, steps=STEPS), rows
 
 
 def _other_model(run, reference):
@@ -123,6 +141,16 @@ def _other_data(ours: Losses, theirs: Losses) -> str | None:
                 "update nothing may differ: the same seed, the same model, the same data."
             )
     return None
+
+
+def _too_little_data(seen: set[Row], expected: set[Row]) -> str | None:
+    found = len(seen & expected)
+    if found == len(expected):
+        return None
+    return (
+        f"Your model has seen {found} of the {len(expected)} rows of text that `roomy`'s sees. The "
+        "data must stay: a new batch at every step."
+    )
 
 
 def _lost(ours: Losses, theirs: Losses) -> str | None:

@@ -26,11 +26,7 @@ def check_bytes(answer: Any) -> str | None:
         2 + 4 / 256: "Each of the two moments has scales of its own.",
         8.0: "That is 32-bit AdamW.",
     }
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        for value, reason in near.items():
-            if abs(answer - value) < 1e-3:
-                return f"You gave {answer:g}. {reason}"
-    return expect_number(answer, bytes_per_parameter(), rel_tolerance=1e-3)
+    return expect_number(answer, bytes_per_parameter(), rel_tolerance=1e-3, slips=near)
 
 
 def heavy(device, steps=STEPS):

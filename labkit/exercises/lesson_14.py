@@ -1,7 +1,5 @@
 """Exercises of lesson 14: what adapters cost on paper, and the real model adapted in 1.75 GiB."""
 
-import functools
-
 import torch
 
 from labkit.exercises import Exercise
@@ -9,7 +7,7 @@ from labkit.exercises.checks import (
     Feedback,
     expect_number,
     memory_target,
-    quote,
+    reference_run,
     run_experiment,
     same_losses,
 )
@@ -17,6 +15,7 @@ from labkit.memory import GIB, Run, format_bytes
 from labkit.models import batches, checkpointing, pretrained
 
 GPU, MOST_BYTES = "l4", int(1.75 * GIB)
+LONG = {"batch_size": 8, "seq_len": 512, "dtype": torch.bfloat16}
 # The real run, for its losses: the learner's own step on a CPU, in seconds.
 SHORT = {"batch_size": 8, "seq_len": 16, "dtype": torch.float32}
 
@@ -44,11 +43,7 @@ def check_adapter_bytes(answer):
         right // 32: "Is that one layer? There are 32.",
         all_wide: "Keys and values have 8 heads of 128, so k and v have 1024 outputs, not 4096.",
     }
-    value = answer if isinstance(answer, int | float) and not isinstance(answer, bool) else None
-    for slip, message in slips.items():
-        if value is not None and abs(value - slip) <= 0.002 * slip:
-            return f"You gave {quote(answer)}. {message}"
-    return expect_number(answer, right, rel_tolerance=0.01, unit="bytes")
+    return expect_number(answer, right, rel_tolerance=0.01, unit="bytes", slips=slips)
 
 
 # --- 2: a memory target ------------------------------------------------------------------------
@@ -93,18 +88,13 @@ def thrifty(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):
         yield total
 
 
-@functools.cache
-def reference() -> Run:
-    """Two real steps of ``roomy`` with short rows."""
-    return run_experiment(roomy, world="measure", steps=2, **SHORT)
-
-
 def check_thrifty(answer):
-    run = run_experiment(answer, world="simulate", gpu=GPU, steps=1)
+    run = run_experiment(answer, world="simulate", gpu=GPU, steps=1, **LONG)
     problem = memory_target(run, MOST_BYTES)
     if problem:
         return problem + next_step(run)
-    problem = same_losses(run_experiment(answer, world="measure", steps=2, **SHORT), reference())
+    real = {"world": "measure", "steps": 2, **SHORT}
+    problem = same_losses(run_experiment(answer, **real), reference_run(roomy, **real))
     return problem or Feedback(
         True,
         f"That is right: {format_bytes(run.peak_bytes)} for the same eight rows and the same "

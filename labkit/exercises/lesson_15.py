@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -124,37 +126,57 @@ def shrink(model, tokenizer):
 
 
 def stored_bytes(model: nn.Module) -> dict[str, int]:
-    """Bytes by kind, floats as if in 16 bits, scales of quantised layers as they are."""
-    tensors: dict[int, tuple[str, int]] = {}
+    """Bytes by kind, FP32 as if in 16 bits, scales of quantised layers as they are.
 
-    def add(kind: str, tensor: torch.Tensor, nbytes: int) -> None:
-        tensors.setdefault(tensor.untyped_storage().data_ptr(), (kind, nbytes))
+    Every storage counts once and whole, however many views there are of it, or however small.
+    """
+    storages: dict[int, tuple[str, int]] = {}
 
-    for module in model.modules():
-        own = {**vars(module), **module._parameters, **module._buffers}
-        for tensor in own.values():
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            state = getattr(tensor, "quant_state", None)
-            if state is not None:
-                add("4-bit matrices", tensor, tensor.nbytes)
-                add("their scales", state.absmax, state.absmax.nbytes)
-                if state.nested:
-                    add("their scales", state.state2.absmax, state.state2.absmax.nbytes)
-                continue
-            floats = tensor.is_floating_point()
-            use = "trained" if tensor.requires_grad else "frozen"
-            kind = f"{use} floats" if floats else "integers"
-            add(kind, tensor, tensor.numel() * 2 if floats else tensor.nbytes)
+    def add(kind: str, tensor: torch.Tensor, share: float = 1.0) -> None:
+        storage = tensor.untyped_storage()
+        counted = kind, int(share * storage.nbytes())
+        storages[storage.data_ptr()] = max(
+            counted, storages.get(storage.data_ptr(), counted), key=lambda found: found[1]
+        )
+
+    for tensor in _tensors(model, set()):
+        state = getattr(tensor, "quant_state", None)
+        if state is not None:
+            add("4-bit matrices", tensor)
+            add("their scales", state.absmax)
+            if state.nested:
+                add("their scales", state.state2.absmax)
+            continue
+        use = "trained" if tensor.requires_grad else "frozen"
+        kind = f"{use} floats" if tensor.is_floating_point() else "integers"
+        add(kind, tensor, 0.5 if tensor.dtype is torch.float32 else 1.0)
     found: dict[str, int] = {}
-    for kind, nbytes in tensors.values():
+    for kind, nbytes in storages.values():
         found[kind] = found.get(kind, 0) + nbytes
     return found
 
 
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors of a module and of whatever modules, lists and dicts it holds."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if id(value) in seen:
+        return
+    if isinstance(value, nn.Module):
+        parts = vars(value).values()  # its parameters, buffers and modules are dicts among them
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple | set):
+        parts = value
+    else:
+        return
+    seen.add(id(value))
+    for part in parts:
+        yield from _tensors(part, seen)
+
+
 def check_shrink(answer):
-    if not callable(answer):
-        return f"A function `shrink(model, tokenizer)` is asked for; you gave {quote(answer)}."
     model, tokenizer = pretrained()
     whole = 2 * sum(p.numel() for p in model.parameters())
     reference = _loss(model, tokenizer)

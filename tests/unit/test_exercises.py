@@ -10,18 +10,20 @@ import pytest
 import torch
 
 import labkit
-from labkit import exercises
+from labkit import exercises, relative_error
 from labkit.exercises import (
     Exercise,
     Feedback,
     Status,
     call,
+    checks,
     expect_choice,
     expect_number,
     memory_target,
     run_experiment,
     same_losses,
 )
+from labkit.exercises.checks import quote, reference_run
 from labkit.memory import InputError, OutOfMemory, Run
 
 
@@ -201,6 +203,38 @@ def test_a_check_that_stumbles_over_a_value_does_not_raise():
     assert "could not be checked: 5 led to TypeError" in outcome.message
 
 
+class UnprintableError(Exception):
+    """Also the type of an answer that cannot be printed, nor asked for anything."""
+
+    def __call__(self, n):
+        raise SystemExit(3)
+
+    def __repr__(self):
+        raise SystemExit(3)
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize("make", [lambda: 10**5000, lambda: [10**5000], UnprintableError])
+def test_an_answer_that_cannot_be_printed_does_not_raise(make):
+    answer = make()  # not by pytest, which prints its parameters
+    assert "that cannot be printed" in quote(answer)
+    made = [value_exercise(), value_exercise(check=lambda answer: answer["a"])]
+    for exercise in (*made, function_exercise(), experiment_exercise()):
+        assert exercise.check(answer).status != Status.CORRECT
+
+
+def test_leaving_the_program_is_a_wrong_answer():
+    def mine(n):
+        sys.exit(n)
+
+    outcome = function_exercise().check(mine)
+    assert outcome.status == Status.NOT_YET
+    assert outcome.message.startswith("Your function raised SystemExit: 21")
+    assert "`sys.exit(n)`" in outcome.message
+
+
 def test_interrupting_still_interrupts():
     def mine(n):
         raise KeyboardInterrupt
@@ -270,6 +304,31 @@ def test_same_losses():
         same_losses(reference, a_run())
 
 
+def test_a_run_that_does_not_fit_is_not_said_to_lack_losses():
+    oom = OutOfMemory(5, 100, 102, {"weights": 100}, 1, "forward", "", "aten::mm")
+    assert "did not fit" in same_losses(a_run(oom=oom), a_run(losses=(2.0, 1.0)))
+
+
+def test_a_reference_run_knows_no_budget_and_is_kept():
+    def mine(device, batch_size=4):
+        yield from train(device, batch_size)
+
+    with labkit.pretend(budget_bytes=1):
+        assert run_experiment(mine, world="measure", steps=2).oom is not None
+        run = reference_run(mine, world="measure", steps=2)
+    assert run.oom is None
+    assert reference_run(mine, world="measure", steps=2) is run
+
+
+def test_a_reference_run_that_failed_is_not_kept(monkeypatch):
+    oom = OutOfMemory(5, 100, 102, {"weights": 100}, 1, "forward", "", "aten::mm")
+    runs = [a_run(oom=oom), a_run()]
+    monkeypatch.setattr(checks, "run_experiment", lambda answer, **parameters: runs.pop(0))
+    with pytest.raises(InputError, match="compared with went"):
+        reference_run(sixteen)
+    assert reference_run(sixteen).oom is None
+
+
 def test_wrapping_an_experiment_does_not_keep_its_losses(monkeypatch):
     lives = []
 
@@ -324,6 +383,15 @@ def test_close_numbers_are_right(answer):
 )
 def test_wrong_numbers_are_explained(answer, message):
     assert message in expect_number(answer, 100)
+
+
+@pytest.mark.parametrize("number", [200, 200.5, torch.tensor(200.0), torch.tensor([200])])
+def test_a_known_slip_is_named(number):
+    slips = {201.5: "No.", 200: "That is twice as much.", 100.5: "Right all the same."}
+    assert expect_number(number, 100, slips=slips).endswith(". That is twice as much.")
+    assert expect_number(100.5, 100, slips=slips) is None
+    assert expect_number(210, 100, slips=slips) == "You gave 210. The right answer is less."
+    assert "you gave True" in expect_number(True, 100, slips={1: "One."})
 
 
 def test_numbers_show_their_unit():
@@ -402,3 +470,20 @@ def test_lessons_with_exercises_are_those_with_a_module(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     monkeypatch.setattr(exercises, "__path__", [str(tmp_path)])
     assert exercises.lessons_with_exercises() == ["00", "06"]
+
+
+# --- comparing tensors ---------------------------------------------------------------------
+
+
+def test_shapes_that_differ_are_named():
+    ours, theirs = [torch.ones(2), torch.ones(1)], [torch.ones(2), torch.ones(())]
+    with pytest.raises(InputError, match=r"tensor 2 of 2 has the shape \(1,\), its reference \(\)"):
+        relative_error(ours, theirs)
+
+
+def test_complex_tensors_are_not_compared():
+    ours, theirs = torch.tensor([1 + 5j]), torch.tensor([1 + 0j])
+    for pair in ((ours, theirs), (ours, theirs.real), (ours.real, theirs)):
+        with pytest.raises(InputError, match="view_as_real"):
+            relative_error(*pair)
+    assert relative_error(torch.view_as_real(ours), torch.view_as_real(theirs)) == 5

@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+import torch
 
 from labkit.exercises import Status, exercise, lesson_04
 
@@ -29,6 +30,7 @@ def test_stub_and_solution(id):
     [
         (100 / 6, "copies of the weights are missing"),
         (25, "reaches two thirds"),
+        (torch.tensor(25.0), "You gave 25. That halves"),
         (20.8, "share of the whole peak"),
         (50, "the article's figure"),
         (9, "more"),
@@ -56,6 +58,7 @@ NO_SCALER = [
     ("scaler.step(optimizer)", "optimizer.step()"),
     ("        scaler.update()\n", ""),
 ]
+IDLE_SCALER = [("GradScaler(kind)", "GradScaler(kind, enabled=False)")]
 SHORTER = [("seq_len=512", "seq_len=256")]
 PURE_BF16 = [("device=device)\n    lab", "device=device, dtype=torch.bfloat16)\n    lab")]
 SGD = [("optim.AdamW(", "optim.SGD(")]
@@ -67,6 +70,7 @@ SGD = [("optim.AdamW(", "optim.SGD(")]
         (NO_CHECKPOINTS, "what attacks the activations"),
         (NO_AUTOCAST, "Nothing in your step is FP16"),
         (NO_SCALER, "no scaler"),
+        (IDLE_SCALER, "none that is enabled"),
         (SHORTER, "less arithmetic"),
         (PURE_BF16, "`model.half()`"),
         (SGD, "optimizer as it is"),

@@ -67,3 +67,13 @@ def test_a_generator_instead_of_its_function():
     outcome = lab.exercise("06-2").check(roomy(torch.device("cpu")))
     assert outcome.status is Status.NOT_YET
     assert "without calling it" in outcome.message
+
+
+def test_an_answer_that_runs_out_of_memory():
+    def thrifty(device, batch_size=8, steps=3):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        yield
+
+    outcome = lab.exercise("06-2").check(thrifty)
+    assert outcome.status is Status.NOT_YET
+    assert "did not fit" in outcome.message

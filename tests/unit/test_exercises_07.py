@@ -5,6 +5,7 @@ import torch
 
 import labkit as lab
 from labkit.exercises import Status
+from labkit.exercises.checks import reference_run
 from labkit.exercises.lesson_07 import EXERCISES, factor, in_pieces, ragged, whole
 
 
@@ -107,3 +108,12 @@ def test_a_generator_instead_of_its_function():
     outcome = lab.exercise("07-2").check(in_pieces(torch.device("cpu")))
     assert outcome.status is Status.NOT_YET
     assert "without calling it" in outcome.message
+
+
+def test_a_budget_does_not_spoil_the_checks_that_follow():
+    reference_run.cache_clear()
+    with lab.pretend(budget_bytes=1 << 20):
+        outcome = lab.exercise("07-2").check(in_pieces)
+    assert outcome.status is Status.NOT_YET
+    assert "Your run did not fit" in outcome.message
+    assert lab.exercise("07-2").check(in_pieces).status is Status.CORRECT

@@ -29,6 +29,7 @@ def test_stub_and_solution(exercise):
         ({"eager": 1536.0, "repeated": 8192}, "so do 2048"),
         ({"eager": 2560, "repeated": 8192}, "eager: 2560 tokens do not fit"),
         ({"eager": 1536, "repeated": 8192}, "so do 2048"),
+        ({"eager": 1 << 20, "repeated": 8192}, "1048576 tokens do not fit. Even 65536 need"),
     ],
 )
 def test_length_mistakes(answer, says):

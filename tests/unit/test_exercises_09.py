@@ -71,3 +71,37 @@ def test_detached_tensors_are_still_tensors():
 def test_other_losses_are_another_training():
     slower = mended(("lr=1e-2", "lr=1e-3"))
     assert "should still be" in not_yet("09-2", slower)
+
+
+NO_HOOK = [("norms.append(result.norm().item())", "None")]
+NO_MEANS = [("means.append(result.mean().item())", "pass")]
+NO_TOTAL = [("total = total + (model(x) - x).square().mean().item()", "model(x)")]
+
+
+@pytest.mark.parametrize(
+    ("mends", "says"),
+    [
+        (NO_HOOK, "`norms` is gone"),
+        (NO_MEANS, "means and the validation's total"),
+        (NO_TOTAL, "means and the validation's total"),
+        (NO_HOOK + NO_MEANS + NO_TOTAL, "is gone"),
+    ],
+)
+def test_records_are_kept(mends, says):
+    assert says in not_yet("09-2", mended(*mends))
+
+
+@pytest.mark.parametrize(
+    "mends",
+    [
+        [("result.norm().item()", "float(torch.linalg.norm(result.detach().flatten()))")],
+        [("result.mean().item()", "result.detach().numpy().mean()")],
+        [("norms.append(result.norm().item())", "norms.append(result.detach().abs().max())")],
+        [("(model(x) - x).square().mean().item()", "nn.functional.mse_loss(model(x), x)")],
+        [("(result - x).square().mean()", "nn.MSELoss()(result, x)")],
+        [("result.mean().item()", "torch.mean(input=result).item()")],
+    ],
+)
+def test_records_of_other_kinds_will_do(mends):
+    found = outcome("09-2", mended(*mends))
+    assert found.status is Status.CORRECT, found.message

@@ -54,6 +54,10 @@ def with_branch(x):
     [
         (lambda x: x / x.norm(), "For a short vector"),
         (lambda x: x, "For a long vector"),
+        (lambda x: x.clamp(max=0.5), "For a long vector"),
+        (lambda x: x.clamp(-0.5, 0.5), "For a long vector"),
+        (lambda x: x / x.abs().sum().clamp(min=1), "For a long vector"),
+        (lambda x: x / x.norm().clamp(min=1) if len(x) == 4 else x, "-8.0, 0.25"),
         (lambda x: 1.0, "A tensor of shape (4,)"),
         (lambda x: x / max(x.norm().item(), 1.0), "torch.export does not take it"),
         (with_branch, "torch.export does not take it"),

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import labkit as lab
 from labkit.exercises import Status
-from labkit.exercises.lesson_11 import EXERCISES, whole_loss
+from labkit.exercises.lesson_11 import EXERCISES, loss_of, whole_loss
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
@@ -101,6 +101,23 @@ def test_loss_mistakes(answer, says):
     outcome = lab.exercise("11-2").check(answer)
     assert outcome.status is Status.NOT_YET
     assert says in outcome.message
+
+
+def test_a_loss_of_one_number_may_have_a_dimension():
+    assert lab.exercise("11-2").check(lambda *x: loss_of(*x).reshape(1)).status is Status.CORRECT
+    outcome = lab.exercise("11-2").check(lambda *x: 2 * loss_of(*x).reshape(1))
+    assert "it should be" in outcome.message
+
+
+def test_large_inputs_are_multiplied_as_small_ones_are():
+    def cheap(hidden, weight, labels):
+        if len(weight) > 1000:
+            return (hidden.sum() + weight.sum()).float()
+        return whole_loss(hidden, weight, labels)
+
+    outcome = lab.exercise("11-2").check(cheap)
+    assert outcome.status is Status.NOT_YET
+    assert "forward alone takes one" in outcome.message
 
 
 def test_a_stub_that_returns_nothing():

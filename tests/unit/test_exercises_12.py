@@ -34,7 +34,9 @@ def test_state_mistakes(answer, says):
     assert says in outcome.message
 
 
-def trained_by(make, *, shrink=1, other_seed=0, rows=4):
+def trained_by(make, *, shrink=1, other_seed=0, rows=4, again=1, split=4):
+    """``again`` trains on every batch as many times; ``split`` sends that many rows at a time."""
+
     def thrifty(device, width=48, seed=0, steps=60):
         torch.manual_seed(seed + other_seed)
         shape = {
@@ -43,9 +45,15 @@ def trained_by(make, *, shrink=1, other_seed=0, rows=4):
         }  # fmt: skip
         model = lab.model("SmolLM2-tiny", device=device, **shape)
         optimizer = make(model.parameters())
-        for ids in lab.batches(device=device, batch_size=rows, seq_len=64, seed=seed, steps=steps):
-            loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
+        data = lab.batches(device=device, batch_size=rows, seq_len=64, seed=seed)
+        for step in range(steps):
+            if step % again == 0:
+                ids = next(data)
+            loss = 0
+            for part in ids.split(split):
+                part_loss = model(input_ids=part, labels=part).loss * len(part) / len(ids)
+                part_loss.backward()
+                loss += part_loss.detach()
             optimizer.step()
             optimizer.zero_grad()
             yield loss
@@ -84,13 +92,31 @@ def reckless(parameters):
         (trained_by(adafactor, shrink=2), "The model and the data must stay"),
         (trained_by(adafactor, rows=2), "The model and the data must stay"),
         (trained_by(adafactor, other_seed=1), "Before the first update nothing may differ"),
+        (trained_by(adafactor, again=60), "has seen 12 of the"),
+        (trained_by(adafactor, again=2), "has seen 360 of the"),
     ],
-    ids=["stub", "momentum", "sgd", "timid", "reckless", "smaller", "fewer rows", "other seed"],
+    ids=[
+        "stub",
+        "momentum",
+        "sgd",
+        "timid",
+        "reckless",
+        "smaller",
+        "fewer rows",
+        "other seed",
+        "one batch",
+        "half the batches",
+    ],
 )
 def test_target_mistakes(answer, says):
     outcome = lab.exercise("12-2").check(answer)
     assert outcome.status is Status.NOT_YET
     assert says in outcome.message
+
+
+def test_a_batch_in_pieces_is_the_same_data():
+    outcome = lab.exercise("12-2").check(trained_by(adafactor, split=2))
+    assert outcome.status is Status.CORRECT, outcome.message
 
 
 def test_an_experiment_without_a_seed_is_told_so():

@@ -43,6 +43,7 @@ def test_the_adapters_of_the_paper_are_those_that_peft_makes():
         (218.1, "megabytes"),
         (208, "off by a factor"),
         (3e9, "less"),
+        (torch.tensor(13_631_488), "You gave 13,631,488. That is how many numbers"),
         ("208 MiB", "A number"),
         (True, "A number"),
     ],
@@ -57,10 +58,18 @@ def one_of_the_rows(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, ste
     yield from roomy(device, batch_size // 8, seq_len, dtype, steps)
 
 
+def one_row_by_default(device, batch_size=1, seq_len=512, dtype=torch.bfloat16, steps=2):
+    yield from roomy(device, batch_size, seq_len, dtype, steps)
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [(roomy, "Does every layer have to keep"), (one_of_the_rows, "loss at step 1")],
-    ids=["roomy", "one of the rows"],
+    [
+        (roomy, "Does every layer have to keep"),
+        (one_of_the_rows, "loss at step 1"),
+        (one_row_by_default, "Does every layer have to keep"),
+    ],
+    ids=["roomy", "one of the rows", "one row by default"],
 )
 def test_target_mistakes(answer, says):
     outcome = lab.exercise("14-2").check(answer)

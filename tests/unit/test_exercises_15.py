@@ -159,3 +159,26 @@ def test_packed_weights_count_with_their_scales(double, scales):
     kind = {"quant_type": "nf4", "compress_statistics": double}
     layer = bnb.nn.Linear4bit(64, 64, bias=False, **kind).to("cpu")
     assert stored_bytes(layer) == {"4-bit matrices": 64 * 64 // 2, "their scales": scales}
+
+
+def test_tensors_in_lists_and_dicts_count():
+    model = nn.Module()
+    model.kept = [torch.zeros(1000, dtype=torch.int8), {"a": (torch.zeros(7, dtype=torch.int8),)}]
+    model.kept.append(model.kept)
+    model.layers = [nn.Linear(10, 10, bias=False)]  # not registered
+    assert stored_bytes(model) == {"integers": 1007, "trained floats": 200}
+
+
+def test_a_storage_counts_once_and_whole():
+    model, flat = nn.Module(), torch.zeros(1000, dtype=torch.int8)
+    model.a, model.b = flat[:10], flat[10:20]
+    assert stored_bytes(model) == {"integers": 1000}
+    model.a, model.b = torch.zeros(1000, dtype=torch.int8).view(torch.float64), None
+    assert stored_bytes(model) == {"frozen floats": 1000}
+
+
+@pytest.mark.parametrize("kinds", [(torch.float32, torch.int8), (torch.int8, torch.float32)])
+def test_of_two_views_the_larger_counts(kinds):
+    model, flat = nn.Module(), torch.zeros(1000, dtype=torch.int8)
+    model.a, model.b = (flat.view(kind) for kind in kinds)
+    assert stored_bytes(model) == {"integers": 1000}

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import tracemalloc
 from pathlib import Path
 
 import nbformat
@@ -40,6 +41,10 @@ def rounded_down(load, step, batch, worker, budget):
     return min(int(load // step) or 1, budget // (worker + 2 * batch))
 
 
+def rounded(load, step, batch, worker, budget):
+    return min(int(load / step + 0.5) or 1, budget // (worker + 2 * batch))
+
+
 def batches_forgotten(load, step, batch, worker, budget):
     return min(math.ceil(load / step), budget // worker)
 
@@ -60,6 +65,8 @@ def budget_forgotten(load, step, batch, worker, budget):
     ("answer", "says"),
     [
         (rounded_down, "More workers would deliver more"),
+        (rounded, "0.40625 s to load, a step 0.125 s"),
+        (lambda *job: np.bool_(True), "whole number of workers is asked for"),
         (batches_forgotten, "Count the batches that wait"),
         (one_batch_each, "Count the batches that wait"),
         (all_that_fit, "Fewer deliver as much"),
@@ -75,6 +82,12 @@ def budget_forgotten(load, step, batch, worker, budget):
 )
 def test_worker_mistakes(answer, says):
     assert says in refused("20-1", answer)
+
+
+def test_a_number_of_another_library_will_do():
+    for kind in (np.int64, torch.tensor, float):
+        answer = lab.exercise("20-1").check(lambda *job, kind=kind: kind(lesson_20.workers(*job)))
+        assert answer.status is Status.CORRECT
 
 
 def test_the_right_number_is_the_least_of_the_fastest_that_fit():
@@ -132,6 +145,21 @@ class WrongOffset(Thrifty):
         return np.fromfile(self.path, np.uint16, 4096, offset=4096 * row).astype(np.int64)
 
 
+class ReadsOn(Thrifty):
+    """Gives one row after the other, whichever it is asked for."""
+
+    last = -1
+
+    def __getitem__(self, row):
+        self.last += 1
+        return super().__getitem__(self.last)
+
+
+class Floats(Thrifty):
+    def __getitem__(self, row):
+        return super().__getitem__(row).float()
+
+
 class TooLong(Thrifty):
     def __len__(self):
         return Path(self.path).stat().st_size // 4096
@@ -159,7 +187,9 @@ def test_another_right_answer():
         (Whole, "held for a file of 8.00 MiB"),
         (Kept, "travels as its *contents*"),
         (HiddenInATensor, "8.00 MiB of it"),
-        (WrongOffset, "Row 1 is not the one in the file"),
+        (WrongOffset, "is not the one in the file"),
+        (ReadsOn, "is not the one in the file"),
+        (Floats, "of torch.float32; `int64` is asked for"),
         (TooLong, "yours has 2048"),
         (local, "cannot be sent to a worker"),
         (lambda path: 3, "yours is 3"),
@@ -168,6 +198,19 @@ def test_another_right_answer():
 )
 def test_dataset_mistakes(answer, says):
     assert says in refused("20-2", answer)
+
+
+def test_memory_that_is_traced_before_goes_on_being_traced_and_does_not_count():
+    tracemalloc.start()
+    try:
+        held = bytearray(50 << 20)
+        assert lab.exercise("20-2").check(Thrifty).status is Status.CORRECT
+        del held
+        assert tracemalloc.is_tracing()
+    finally:
+        tracemalloc.stop()
+    assert lab.exercise("20-2").check(Thrifty).status is Status.CORRECT
+    assert not tracemalloc.is_tracing()
 
 
 def test_a_dataset_that_is_not_finished():

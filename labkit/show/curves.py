@@ -139,11 +139,14 @@ def _scale_lines(
     ys = [y for curve in points.values() for _, y in curve]
     if log:
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
         low, high = min(ys), max(ys)
-        low_power, high_power = math.floor(math.log2(low)), math.ceil(math.log2(high))
+        # Bytes have binary units; of other numbers people read decades, if there are some.
+        base = 2 if write is format_bytes or high < 100 * low else 10
+        axes.set_yscale("log", base=base)
+        power_of = math.log2 if base == 2 else math.log10
+        low_power, high_power = math.floor(power_of(low)), math.ceil(power_of(high))
         stride = max(1, math.ceil((high_power - low_power) / 6))
-        ticks = [2.0**power for power in range(low_power, high_power + 1, stride)]
+        ticks = [float(base) ** power for power in range(low_power, high_power + 1, stride)]
         axes.yaxis.set_major_locator(FixedLocator(ticks))
         axes.minorticks_off()
         axes.set_ylim(low / 1.3, high * 1.5)

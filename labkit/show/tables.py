@@ -190,7 +190,8 @@ _HEADINGS = {"seconds": "time per step", "flops": "work per step", "moved": "mov
 
 _CELLS = {
     "peak": lambda run: _peak_text(run),
-    "reserved": lambda run: _optional(run.reserved_bytes, format_bytes),
+    # A simulation goes on past the card's end: what it would reserve there says nothing.
+    "reserved": lambda run: _optional(None if run.oom else run.reserved_bytes, format_bytes),
     "capacity": lambda run: _optional(run.capacity_bytes, format_bytes),
     "seconds": lambda run: _optional(run.seconds_per_step, seconds_text),
     "flops": lambda run: _optional(run.flops, flops_text),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -140,9 +141,12 @@ def test_a_send_does_not_make_the_client_sleep_through_a_reply(attentive):
         asked = asyncio.ensure_future(channel.get_msg())
         await asyncio.sleep(0.5)  # it waits
         client.session.send(theirs, "execute_reply")
-        time.sleep(0.5)  # the reply arrives, and the event loop has no turn to see it
-        for _ in range(2):
+        time.sleep(0.2)  # the reply arrives, and the event loop has no turn to see it
+        for _ in range(50):  # until a send has taken the notice away
             channel.send(client.session.msg("comm_msg"))
+            time.sleep(0.05)
+            if not select.select([ours.FD], [], [], 0)[0]:
+                break
         return await asyncio.wait_for(asked, timeout=5)
 
     try:

@@ -19,8 +19,8 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
     """Show the loss over the steps, with the last losses in a table beneath.
 
     A line is the mean over the seeds, the band around it reaches from the lowest to the highest.
-    A line ends where a loss is no longer finite, and leaves the picture where it is ten times above
-    all that another line has seen.
+    A line ends where a loss is no longer finite. If one goes ten times higher than another ever is,
+    the picture ends at one and a half times that other's highest loss.
 
     Args:
         several: what ``lab.losses`` gave, one or more; the table compares each with the first.

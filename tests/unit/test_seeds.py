@@ -280,7 +280,7 @@ def test_held_out_loss_does_not_depend_on_the_batch_and_leaves_the_model_as_it_w
         lab.held_out_loss(model, seq_len=1)
 
 
-def test_held_out_loss_has_no_dropout_no_gradients_and_wide_products(monkeypatch):
+def test_held_out_loss_has_no_dropout_no_gradients_and_wide_products():
     seen = []
 
     class Model(torch.nn.Module):

@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "labkit.worlds": ("run", "sweep"),
+    "labkit.ranks": ("RankError", "launch"),
     "labkit.allocator": ("CachingAllocator",),
     "labkit.replays": ("replay",),
     "labkit.recipes": ("Recipe",),

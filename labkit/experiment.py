@@ -104,7 +104,7 @@ class Steps:
         self.done = 0
         self.bounds: list[int] = []  # event index at the end of each tracked step
         self.failed = False  # in the middle of a step, which then counts as one
-        self.work: list[tuple[int, int]] = [(0, 0)]  # flops and bytes moved so far, likewise
+        self.work = [(0, 0, 0)]  # flops, bytes moved and bytes sent so far, likewise
 
     def take(self, count: int, tracker: Tracker | None = None) -> Iterator[torch.Tensor]:
         """Up to ``count`` further steps.
@@ -148,12 +148,13 @@ class Steps:
         marks = tuple(Mark(at, f"step {n}") for n, at in enumerate(starts, start=1))
         return Trace(trace.device, trace.storages, trace.events, marks, trace.work)
 
-    def work_per_step(self) -> tuple[int | None, int | None]:
-        """Floating-point operations and bytes moved by the last tracked step."""
+    def work_per_step(self) -> tuple[int | None, int | None, int]:
+        """Floating-point operations, bytes moved and bytes sent by the last tracked step."""
         if len(self.work) < 2 or not any(self.work[-1]):
-            return None, None
-        (flops_before, moved_before), (flops, moved) = self.work[-2:]
-        return flops - flops_before, moved - moved_before
+            return None, None, 0
+        before, after = self.work[-2:]
+        flops, moved, sent = (b - a for a, b in zip(before, after, strict=True))
+        return flops, moved, sent
 
 
 def describe_oom(

@@ -163,6 +163,8 @@ def _library_answer(dtype: torch.dtype) -> Any:
             return 0.0 if frame.f_code.co_name in ("_maybe_opt_step", "<genexpr>") else 1.0
         if name.startswith("torch.utils.data."):
             return 1  # a seed, or which sample is next: all have one shape, or none could be known
+        if name.startswith("torch.distributed.pipelining."):
+            return 1  # whether every stage knows its shapes beforehand: they all run this code
         if name.startswith("torch.optim."):
             # Numbers change no allocation; a yes or no (L-BFGS: stop now?) does: refuse it.
             return None if dtype is torch.bool else 1.0

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.family import Family
 from labkit.lessons import Lesson
 
 PACKAGE = Path(__file__).resolve().parent
@@ -76,7 +77,7 @@ def execute(
             env=dict(environment),
             start_new_session=True,  # Ctrl-C is ours to handle
         )
-        family = _Family(worker)
+        family = _Worker(worker)
         watch = threading.Thread(target=family.watch, args=(stop, job.timeout_seconds))
         watch.start()
         try:
@@ -98,7 +99,7 @@ def execute(
 
 
 def _talk(
-    worker: subprocess.Popen, job: Job, partial: Path, bar: Any, family: "_Family"
+    worker: subprocess.Popen, job: Job, partial: Path, bar: Any, family: "_Worker"
 ) -> dict[str, Any]:
     """Hand the job over and follow it; the last message."""
     message: dict[str, Any] = {}
@@ -123,22 +124,13 @@ def _talk(
     return message
 
 
-class _Family:
-    """A worker, its kernel, and whatever the kernel started: they end together."""
+class _Worker(Family):
+    """A worker, its kernel, and whatever the kernel started."""
 
     def __init__(self, worker: subprocess.Popen) -> None:
-        self.worker = worker
+        super().__init__(worker)
         self.overdue = False
-        self.known: set[Any] = set()
-        self.lock = threading.Lock()
         self.ended = threading.Event()
-
-    def look(self) -> None:
-        """Remember the descendants: they are found no more once their parent is gone."""
-        import psutil
-
-        with self.lock, contextlib.suppress(psutil.NoSuchProcess):
-            self.known.update(psutil.Process(self.worker.pid).children(recursive=True))
 
     def watch(self, stop: threading.Event, timeout_seconds: float) -> None:
         """Kill all when ``stop`` is set, or when the worker overruns its own time limit."""
@@ -149,23 +141,12 @@ class _Family:
                 self.kill()
                 return
 
-    def kill(self) -> None:
-        import psutil
-
-        self.look()
-        self.worker.kill()
-        with self.lock:
-            known = list(self.known)
-        for process in known:  # psutil compares start times, so a reused id is safe
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
     def end(self) -> None:
         """After the worker's end: stop what it left behind."""
         self.ended.set()
         self.kill()
-        self.worker.wait()
-        self.worker.stdout.close()
+        self.head.wait()
+        self.head.stdout.close()
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ class _Measurement:
                                    for a, b in self.trace.steps())  # fmt: skip
             else:
                 host_bytes = self.trace.peak("cpu").total_bytes
-        flops, moved_bytes = self.steps.work_per_step()
+        flops, moved_bytes, sent_bytes = self.steps.work_per_step()
         here = hardware.machine()
         return Run(
             name=name_of(self.experiment),
@@ -180,6 +180,7 @@ class _Measurement:
             step_seconds=tuple(self.seconds),
             flops=flops,
             moved_bytes=moved_bytes,
+            sent_bytes=sent_bytes,
             oom=self.oom,
             trace=self.trace,
         )

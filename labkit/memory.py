@@ -82,11 +82,13 @@ class Mark(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one operator did in total: calls, floating-point operations, bytes read and written."""
+    """What one operator did in total: calls, floating-point operations, bytes read and written,
+    and bytes sent to other ranks."""
 
     calls: int
     flops: int
     moved_bytes: int
+    sent_bytes: int = 0
 
 
 class Peak(NamedTuple):
@@ -274,6 +276,7 @@ class Run:
         step_seconds: seconds per timed step, warm-up left out; empty in a simulation.
         flops: floating-point operations of one step; None where they were not counted.
         moved_bytes: bytes that one step's operators read and write; None where not counted.
+        sent_bytes: bytes that one step sends to other ranks; 0 where there are none.
         oom: where it ran out of memory; None if it did not.
         trace: the event log; None for a run read back from a file.
     """
@@ -292,6 +295,7 @@ class Run:
     step_seconds: tuple[float, ...] = ()
     flops: int | None = None
     moved_bytes: int | None = None
+    sent_bytes: int = 0
     oom: OutOfMemory | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
@@ -371,7 +375,7 @@ def _read_run(record: Any) -> Run:
     for key, value in values["parameters"].items():
         if not isinstance(value, str | int | float | bool | None):
             raise InputError(f"parameter {key!r} must be a plain value, not {value!r}")
-    for key in ("peak_bytes", "host_bytes"):
+    for key in ("peak_bytes", "host_bytes", "sent_bytes"):
         _read_bytes(values.get(key, 0), key)
     for key in ("reserved_bytes", "capacity_bytes", "flops", "moved_bytes"):
         if values.get(key) is not None:

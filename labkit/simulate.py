@@ -20,6 +20,7 @@ from labkit import hardware
 from labkit.catalogue import Gpu
 from labkit.experiment import Experiment, Steps, check_arguments, name_of, plain_parameters
 from labkit.fake_mode import GPU_DEVICE, fake_tensors
+from labkit.fake_ranks import fake_ranks
 from labkit.memory import Category, InputError, OutOfMemory, Run, Trace, positive_int
 from labkit.replays import replay
 from labkit.tracker import track
@@ -27,7 +28,13 @@ from labkit.workspaces import with_workspaces
 
 
 def simulate(
-    experiment: Experiment, *, gpu: str | Gpu | None = None, steps: int = 2, **parameters: Any
+    experiment: Experiment,
+    *,
+    gpu: str | Gpu | None = None,
+    steps: int = 2,
+    ranks: int | None = None,
+    rank: int = 0,
+    **parameters: Any,
 ) -> Run:
     """Run ``experiment`` on fake tensors.
 
@@ -37,6 +44,9 @@ def simulate(
             the GPU pretended with ``lab.pretend``. None, with nothing pretended, simulates this
             machine's CPU, byte for byte.
         steps: training steps; from the second on they repeat each other.
+        ranks: simulate one of so many processes, each with a GPU: a process group of that size
+            is there when the experiment is called. None: no process group.
+        rank: which of them, from 0.
         **parameters: the experiment's own arguments.
 
     Returns:
@@ -47,7 +57,12 @@ def simulate(
         InputError: a bad argument, an unknown GPU, or an experiment that needs values.
     """
     card = hardware.gpu(gpu) if gpu else hardware.pretended()
-    log = simulated_log(experiment, card=card, steps=steps, **parameters)
+    if ranks is None:
+        log = simulated_log(experiment, card=card, steps=steps, **parameters)
+        return run_of(log, card, name=name_of(experiment))
+    with fake_ranks(ranks, rank, as_cuda=card is not None):
+        log = simulated_log(experiment, card=card, steps=steps, **parameters)
+    log = log._replace(parameters={**log.parameters, "ranks": ranks, "rank": rank})
     return run_of(log, card, name=name_of(experiment))
 
 
@@ -58,12 +73,14 @@ class Log(NamedTuple):
         parameters: what the experiment was called with, as plain values.
         trace: the event log of all steps.
         flops, moved_bytes: the work of the last step; None where it was not counted.
+        sent_bytes: what the last step sent to other ranks.
     """
 
     parameters: Mapping[str, Any]
     trace: Trace
     flops: int | None
     moved_bytes: int | None
+    sent_bytes: int = 0
 
 
 def simulated_log(
@@ -122,6 +139,7 @@ def run_of(log: Log, card: Gpu | None, *, name: str) -> Run:
         host_bytes=trace.peak("cpu").total_bytes,
         flops=log.flops,
         moved_bytes=log.moved_bytes,
+        sent_bytes=log.sent_bytes,
         oom=played.failure,
         trace=trace,
     )
@@ -141,6 +159,7 @@ def _on_cpu(log: Log, name: str) -> Run:
         capacity_bytes=capacity_bytes,
         flops=log.flops,
         moved_bytes=log.moved_bytes,
+        sent_bytes=log.sent_bytes,
         oom=first_failure(trace, capacity_bytes) if capacity_bytes else None,
         trace=trace,
     )

@@ -20,6 +20,7 @@ the optimizer's phase. Sparse gradients are not seen. Recording is for one threa
 pass.
 """
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
+    _disable_current_modes,
     _get_current_dispatch_mode,
     _pop_mode,
     _push_mode,
@@ -47,6 +49,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from labkit.collectives import COLLECTIVES, sent_bytes
 from labkit.memory import Category, Event, Mark, Phase, Storage, Trace, Work, format_bytes
 
 # A storage keeps the first of these that it ever was.
@@ -165,10 +168,12 @@ class Tracker(TorchDispatchMode):
         """How many events have been recorded so far."""
         return len(self._events)
 
-    def work_done(self) -> tuple[int, int]:
-        """Floating-point operations and bytes moved so far."""
-        rows = self._work.values()
-        return sum(row[1] for row in rows), sum(row[2] for row in rows)
+    def work_done(self) -> tuple[int, int, int]:
+        """Floating-point operations, bytes moved and bytes sent to other ranks so far."""
+        _, flops, moved, sent = (
+            sum(column) for column in zip([0] * 4, *self._work.values(), strict=True)
+        )
+        return flops, moved, sent
 
     @property
     def main_device(self) -> str:
@@ -214,6 +219,8 @@ class Tracker(TorchDispatchMode):
         ):
             self._cleanup.callback(handle.remove)
         push(mock.patch.object(torch.UntypedStorage, "resize_", self._resizing()))
+        if sharding := sys.modules.get("torch.distributed.tensor._sharding_prop"):
+            push(_unseen(sharding.ShardingPropagator, "_propagate_tensor_meta_non_cached"))
         hooks = torch._C._autograd
         # Hooks that somebody entered before us go on packing; ours only looks.
         outer = hooks._top_saved_tensors_default_hooks(True)
@@ -255,7 +262,9 @@ class Tracker(TorchDispatchMode):
         """Number and new bytes (0 if known) of each storage behind ``tensor``."""
         if is_traceable_wrapper_subclass(tensor):
             for attribute in tensor.__tensor_flatten__()[0]:
-                yield from self._met(getattr(tensor, attribute))
+                inner = getattr(tensor, attribute)
+                if isinstance(inner, torch.Tensor):  # a DTensor names its mesh of devices, too
+                    yield from self._met(inner)
             return
         if tensor.device.type == "meta" or tensor.layout is not torch.strided:
             return
@@ -343,6 +352,10 @@ class Tracker(TorchDispatchMode):
             raise
         if self.count_work and func.namespace in COUNTED and not func.is_view:
             self._count(func, args, kwargs, out)
+        elif self.count_work and func.namespace in COLLECTIVES:
+            row = self._work.setdefault(self.operator, [0, 0, 0, 0])
+            row[0] += 1
+            row[3] += sent_bytes(func, args)
         self.operator = ""
         return out
 
@@ -365,7 +378,7 @@ class Tracker(TorchDispatchMode):
         del self._numbers[address]
 
     def _count(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        row = self._work.setdefault(self.operator, [0, 0, 0])
+        row = self._work.setdefault(self.operator, [0, 0, 0, 0])
         formula = FLOP_FORMULAS.get(func._overloadpacket)
         row[0] += 1
         if formula:
@@ -492,6 +505,21 @@ class Tracker(TorchDispatchMode):
         return enter
 
 
+def _unseen(owner: type, name: str) -> Any:
+    """Patch a method to run outside all modes.
+
+    DTensor finds the shape of a result by a rehearsal on fake tensors of *global* size, which no
+    rank ever holds.
+    """
+    original = getattr(owner, name)
+
+    def method(*args: Any) -> Any:
+        with _disable_current_modes():
+            return original(*args)
+
+    return mock.patch.object(owner, name, method)
+
+
 def _unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
     tensor, version = packed
     if tensor._version != version:
@@ -554,7 +582,8 @@ def track(
         budget_bytes: raise `SimulatedOutOfMemory` when the tensors on ``device`` would hold more.
         device: whose bytes the trace counts, such as ``"cuda:0"``; by default the accelerator
             where there is one, else the CPU.
-        work: count floating-point operations and bytes moved per operator too (slower).
+        work: count floating-point operations, bytes moved and bytes sent to other ranks per
+            operator too (slower).
 
     Returns:
         The tracker: ``.mark(text)`` while it runs, ``.trace()`` for the `Trace` at any time.

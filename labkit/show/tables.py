@@ -196,6 +196,7 @@ _CELLS = {
     "seconds": lambda run: _optional(run.seconds_per_step, seconds_text),
     "flops": lambda run: _optional(run.flops, flops_text),
     "moved": lambda run: _optional(run.moved_bytes, format_bytes),
+    "sent": lambda run: format_bytes(run.sent_bytes) if run.sent_bytes else "",
     "source": lambda run: run.label,
 }
 

@@ -1,0 +1,82 @@
+"""What a rank sends to the others: bytes, by operator.
+
+Collectives are counted as ring algorithms move them, which is what NCCL and gloo use for large
+messages: of N ranks each sends (N − 1)/N of the whole in a gather or a scatter, and twice that in
+an all-reduce, which is both (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
+
+Limits: headers, and the tree algorithms for small messages, are left out. Fractions of a byte are
+dropped. What one rank alone sends (``scatter``, ``gather``) is counted evenly for all.
+"""
+
+from typing import Any
+
+import torch
+
+#: Namespaces of the operators that talk to other ranks.
+COLLECTIVES = ("c10d", "_c10d_functional")
+
+# How often the whole passes through each rank's link, in units of (N − 1)/N; the whole is the
+# largest of the operands: an all-gather's result, a reduce-scatter's input.
+_ROUNDS = {
+    "allgather_": 1,
+    "_allgather_base_": 1,
+    "allgather_into_tensor_coalesced_": 1,
+    "all_gather_into_tensor": 1,
+    "all_gather_into_tensor_coalesced": 1,
+    "reduce_scatter_": 1,
+    "_reduce_scatter_base_": 1,
+    "reduce_scatter_tensor_coalesced_": 1,
+    "reduce_scatter_tensor": 1,
+    "reduce_scatter_tensor_coalesced": 1,
+    "alltoall_": 1,
+    "alltoall_base_": 1,
+    "all_to_all_single": 1,
+    "broadcast_": 1,
+    "broadcast": 1,
+    "reduce_": 1,
+    "gather_": 1,
+    "scatter_": 1,
+    "allgather_coalesced_": 1,
+    "allreduce_": 2,
+    "allreduce_coalesced_": 2,
+    "all_reduce": 2,
+    "all_reduce_": 2,
+    "all_reduce_coalesced": 2,
+    "all_reduce_coalesced_": 2,
+}
+
+
+def sent_bytes(func: Any, args: tuple) -> int:
+    """Bytes that one call of a collective makes this rank send; 0 for a receive or a barrier.
+
+    Args:
+        func: an operator of one of `COLLECTIVES`.
+        args: its positional arguments: tensors, and the process group or its name.
+    """
+    name = func.__name__.partition(".")[0]
+    if name == "send":
+        return _nbytes(args[0])
+    rounds = _ROUNDS.get(name, 0)
+    if not rounds:
+        return 0
+    ranks = _group_size(args)
+    whole_bytes = max(_nbytes(arg) for arg in args if isinstance(arg, torch.Tensor | list | tuple))
+    if name.startswith("all_gather"):  # the functional form is not handed its result
+        whole_bytes *= ranks
+    return rounds * whole_bytes * (ranks - 1) // ranks
+
+
+def _nbytes(tree: Any) -> int:
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    return sum(map(_nbytes, tree)) if isinstance(tree, list | tuple) else 0
+
+
+def _group_size(args: tuple) -> int:
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            return dist.ProcessGroup.unbox(arg).size()  # the group precedes what else is boxed
+    return _resolve_process_group(args[-1]).size()

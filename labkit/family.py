@@ -1,0 +1,37 @@
+"""A process and everything that it started: they end together.
+
+Limits: a process that detached itself, and whose parent ended between two looks, may escape.
+"""
+
+import contextlib
+import subprocess
+import threading
+from typing import Any
+
+
+class Family:
+    """``head``, its descendants, and theirs."""
+
+    def __init__(self, head: subprocess.Popen) -> None:
+        self.head = head
+        self._known: set[Any] = set()
+        self._lock = threading.Lock()
+
+    def look(self) -> None:
+        """Remember the descendants: they are found no more once their parent is gone."""
+        import psutil
+
+        with self._lock, contextlib.suppress(psutil.NoSuchProcess):
+            self._known.update(psutil.Process(self.head.pid).children(recursive=True))
+
+    def kill(self) -> None:
+        """Stop all of them at once. Safe to repeat, and after they have ended."""
+        import psutil
+
+        self.look()
+        self.head.kill()
+        with self._lock:
+            known = list(self._known)
+        for process in known:  # psutil compares start times, so a reused id is safe
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -1,0 +1,78 @@
+"""What each collective makes a rank send, against the ring algorithms' arithmetic."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from labkit.collectives import COLLECTIVES
+from labkit.fake_ranks import fake_ranks
+from labkit.tracker import track
+
+N, WHOLE = 4, 4 * 32  # ranks; bytes of 32 float32 numbers
+
+CALLS = {
+    "all_reduce": (lambda x, _: dist.all_reduce(x), 2 * WHOLE * (N - 1) // N),
+    "all_gather": (
+        lambda x, part: dist.all_gather([torch.empty(8) for _ in range(N)], part),
+        WHOLE * (N - 1) // N,
+    ),
+    "all_gather_into_tensor": (
+        lambda x, part: dist.all_gather_into_tensor(x, part),
+        WHOLE * (N - 1) // N,
+    ),
+    "reduce_scatter_tensor": (
+        lambda x, part: dist.reduce_scatter_tensor(part, x),
+        WHOLE * (N - 1) // N,
+    ),
+    "all_to_all": (
+        lambda x, _: dist.all_to_all_single(torch.empty(32), x),
+        WHOLE * (N - 1) // N,
+    ),
+    "broadcast": (lambda x, _: dist.broadcast(x, 0), WHOLE * (N - 1) // N),
+    "send": (lambda x, _: dist.send(x, 1), WHOLE),
+    "receive": (lambda x, _: dist.recv(x, 1), 0),
+    "barrier": (lambda x, _: dist.barrier(), 0),
+    "functional all_reduce": (
+        lambda x, _: functional.all_reduce(x, "sum", dist.group.WORLD).wait(),
+        2 * WHOLE * (N - 1) // N,
+    ),
+    "functional all_gather": (
+        lambda x, part: functional.all_gather_tensor(part, 0, dist.group.WORLD).wait(),
+        WHOLE * (N - 1) // N,
+    ),
+    "functional reduce_scatter": (
+        lambda x, _: functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD).wait(),
+        WHOLE * (N - 1) // N,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_bytes_sent(name):
+    call, expected = CALLS[name]
+    with fake_ranks(N, 0, as_cuda=False), track(work=True) as tracker:
+        call(torch.ones(32), torch.ones(8))
+    assert tracker.work_done()[2] == expected
+
+
+def test_one_rank_sends_nothing():
+    with fake_ranks(1, 0, as_cuda=False), track(work=True) as tracker:
+        dist.all_reduce(torch.ones(8))
+    assert tracker.work_done()[2] == 0
+
+
+def test_every_collective_of_this_pytorch_has_its_rule():
+    """Contract: an operator that PyTorch adds must not be counted as nothing in silence."""
+    from labkit.collectives import _ROUNDS
+
+    silent = {
+        "barrier", "check_for_nan", "monitored_barrier_", "recv_", "recv_any_source_", "send",
+        "wait_tensor", "_wrap_tensor_autograd", "isend", "irecv", "batch_p2p_ops",
+        "_make_wait_tensor",
+    }  # fmt: skip
+    schemas = torch._C._jit_get_all_schemas()
+    found = {s.name.split("::")[1] for s in schemas if s.name.split("::")[0] in COLLECTIVES}
+    assert found
+    assert {name for name in found if not name.endswith("_out")} <= set(_ROUNDS) | silent

@@ -27,6 +27,7 @@ __version__ = "0.1.0"
 _HOME = {
     "labkit.worlds": ("run", "sweep"),
     "labkit.ranks": ("RankError", "launch"),
+    "labkit.disk": ("Scratch", "Shelf", "disk_speed", "files"),
     "labkit.allocator": ("CachingAllocator",),
     "labkit.replays": ("replay",),
     "labkit.recipes": ("Recipe",),
@@ -50,7 +51,7 @@ _HOME = {
     "labkit.comparing": ("exponent", "relative_error"),
     "labkit.claims": ("claim", "expect"),
     "labkit.exercises": ("exercise",),
-    "labkit.session": ("recorded", "result", "start"),
+    "labkit.session": ("folder", "recorded", "result", "start"),
     "labkit.show.allocation": ("segments",),
     "labkit.show.calculator": ("calculator",),
     "labkit.show.curves": ("lines",),

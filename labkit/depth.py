@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Depths that are traced. What the second layer adds is what is repeated.
 SHALLOW, DEEPER = 1, 2
+#: The same where a layer fetches the next one's weights: the last two differ from all others.
+SHARDED_DEPTHS = (2, 3)
 
 
 def repeats(config: "PreTrainedConfig") -> bool:
@@ -49,34 +51,62 @@ def _look(layer: Any) -> list[tuple]:
     return parts + [(name, tuple(p.shape), p.dtype) for name, p in layer.named_parameters()]
 
 
-def extend(shallow: Trace, deeper: Trace, layers: int) -> Trace | None:
+def extend(
+    shallow: Trace, deeper: Trace, layers: int, *, depths: tuple[int, int] = (SHALLOW, DEEPER)
+) -> Trace | None:
     """The trace of a model with ``layers`` layers.
 
     Args:
-        shallow: the trace of the same run with ``SHALLOW`` layers.
-        deeper: that with ``DEEPER`` layers.
-        layers: how many the wanted model has, more than ``DEEPER``.
+        shallow: the trace of the same run with ``depths[0]`` layers.
+        deeper: that with one layer more, ``depths[1]``.
+        layers: how many the wanted model has, more than ``depths[1]``.
+        depths: from where on each further layer does what the last one did: one layer, or two
+            where each fetches the next (sharded weights).
 
     Returns:
         The trace, or None where the two do not differ by whole stretches.
     """
-    shallow, deeper = _ordered(shallow), _ordered(deeper)
+    shallow, deeper = _ordered(_single_lives(shallow)), _ordered(_single_lives(deeper))
     frees = _frees(deeper)
     stretches = _stretches(shallow, deeper)
     if frees is None or stretches is None:
         return None
     log = _Log(deeper, frees)
     for stretch in stretches:
-        for _ in range(layers - SHALLOW if stretch.repeated else 1):
+        for _ in range(layers - depths[0] if stretch.repeated else 1):
             for index in range(stretch.start, stretch.stop):
                 if not log.add(index):
                     return None
     marks = tuple(Mark(log.first[mark.index], mark.text) for mark in deeper.marks)
-    work = _extended_work(shallow.work, deeper.work, layers - DEEPER)
+    work = _extended_work(shallow.work, deeper.work, layers - depths[1])
     return Trace(deeper.device, tuple(log.storages), tuple(log.events), marks, work)
 
 
 # --- what the deeper log has more ---------------------------------------------------------------
+
+
+def _single_lives(trace: Trace) -> Trace:
+    """A storage that is emptied and filled again, as a storage for each time.
+
+    ``fully_shard`` keeps one for each gathered weight. To an allocator they are many.
+    """
+    held: Counter[int] = Counter()
+    lives = Counter(event.storage for event in trace.events if event.change_bytes > 0)
+    storages, events, now = list(trace.storages), [], {}
+    where = [0]  # how many events are left before each event of the trace
+    for event in trace.events:
+        if lives[event.storage] > 1:
+            if event.change_bytes > 0 and not held[event.storage]:
+                now[event.storage] = len(storages)
+                nbytes = event.change_bytes
+                storages.append(trace.storages[event.storage]._replace(nbytes=nbytes))
+            held[event.storage] += event.change_bytes
+            event = event._replace(storage=now.get(event.storage, event.storage))
+        if event.change_bytes or lives[event.storage] <= 1:
+            events.append(event)
+        where.append(len(events))
+    marks = tuple(Mark(where[mark.index], mark.text) for mark in trace.marks)
+    return replace(trace, storages=tuple(storages), events=tuple(events), marks=marks)
 
 
 def _ordered(trace: Trace) -> Trace:

@@ -7,6 +7,7 @@ Limits: every rank but the simulated one is imaginary, so nothing can wait for a
 value is right. Buffers that NCCL and gloo keep for themselves are no tensors.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -41,6 +42,8 @@ def fake_ranks(ranks: int, rank: int, *, as_cuda: bool) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(dist.DeviceMesh, "__init__", _real_mesh))
+        # Joining a group replaces it, for good, by one that names the rank before every line.
+        stack.callback(setattr, sys, "excepthook", sys.excepthook)
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         stack.callback(dist.destroy_process_group)
         if as_cuda:

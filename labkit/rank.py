@@ -36,7 +36,7 @@ def main(folder: Path) -> int:
     threading.Thread(target=_end_with, args=(order["launcher"],), daemon=True).start()
     try:
         run = _measured(order, folder, rank, ranks)
-    except Exception:
+    except BaseException:  # distributed checkpoints raise one that is no Exception
         text = traceback.format_exc(limit=-FRAMES, chain=False)
         (folder / f"{rank}.error").write_text(text, encoding="utf-8")
         return 1
@@ -74,13 +74,17 @@ def _module(path: Path) -> ModuleType:
 
 
 def _end_with(launcher: int) -> None:
-    """End this process when the launcher is gone; torchrun then ends the other ranks."""
+    """End this process, and torchrun, when the launcher is gone."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(launcher)
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(1)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process().parent()
+        if parent and "torch.distributed.run" in parent.cmdline():
+            parent.kill()  # the folder is gone as well, and it would wait for the store in there
     os._exit(1)
 
 

@@ -18,7 +18,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import hardware
+from labkit.disk import Scratch
 from labkit.experiment import Experiment, check_arguments, name_of
 from labkit.family import Family
 from labkit.memory import (
@@ -56,6 +56,7 @@ def launch(
     ranks: int = 2,
     steps: int = 4,
     timeout_seconds: float = 120,
+    cpu: bool = False,
     **parameters: Any,
 ) -> list[Run]:
     """Measure ``experiment`` on ``ranks`` processes, started by ``torchrun``.
@@ -66,6 +67,7 @@ def launch(
         ranks: how many processes. One is a world of its own, in a process of its own.
         steps: training steps, as for `measure`.
         timeout_seconds: limit for all of it, the start of the processes included.
+        cpu: stay on the CPU where there are enough GPUs, too.
         **parameters: the experiment's own arguments: numbers, text, booleans or None.
 
     Returns:
@@ -80,8 +82,7 @@ def launch(
     steps = positive_int(steps, "steps")
     parameters = check_arguments(experiment, parameters, steps=steps)
     pretence = hardware.pretended()
-    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as scratch:
-        folder = Path(scratch)
+    with Scratch() as folder:
         order = {
             "file": str(_file_of(experiment)),
             "name": name_of(experiment),
@@ -89,7 +90,7 @@ def launch(
             "parameters": _plain(parameters),
             "pretend": pretence.key if pretence else None,
             "budget_bytes": None if pretence else hardware.current_budget_bytes(),
-            "backend": "nccl" if _gpu_for_each(ranks) else "gloo",
+            "backend": "nccl" if gpu_for_each(ranks) and not cpu else "gloo",
             "launcher": os.getpid(),
             "seconds": timeout_seconds,
         }
@@ -125,7 +126,8 @@ def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return dict(parameters)
 
 
-def _gpu_for_each(ranks: int) -> bool:
+def gpu_for_each(ranks: int) -> bool:
+    """Whether this machine has a GPU for each of so many ranks."""
     import torch
 
     return hardware.device().type == "cuda" and torch.cuda.device_count() >= ranks

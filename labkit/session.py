@@ -26,6 +26,7 @@ class _Session:
     title: str = ""
     machine: Any = None
     started: float = 0.0
+    scratch: Any = None  # where `folder` lies
 
 
 current = _Session()
@@ -51,6 +52,20 @@ def start(lesson: str | int, *, title: str | None = None) -> hardware.Machine:
     claims.session.clear()
     cards.machine_card(current.machine)
     return current.machine
+
+
+def folder() -> Path:
+    """A folder for what a lesson writes, such as the program that other processes run.
+
+    Made at the first call, removed when this process ends, however it ends; modules in it can be
+    imported.
+    """
+    if current.scratch is None:
+        from labkit.disk import Scratch
+
+        current.scratch = Scratch()
+        sys.path.append(str(current.scratch.path))
+    return current.scratch.path
 
 
 def recorded(lesson: str | int | None = None) -> None:

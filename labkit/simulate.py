@@ -10,7 +10,8 @@ losses are left out; a batch is taken to hold no padding and one text per row. K
 workspaces are not simulated, cuBLAS's apart; the CUDA context is set aside in the capacity.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from labkit import hardware
 from labkit.catalogue import Gpu
+from labkit.depth import SHARDED_DEPTHS, extend
 from labkit.experiment import Experiment, Steps, check_arguments, name_of, plain_parameters
 from labkit.fake_mode import GPU_DEVICE, fake_tensors
 from labkit.fake_ranks import fake_ranks
@@ -34,6 +36,7 @@ def simulate(
     steps: int = 2,
     ranks: int | None = None,
     rank: int = 0,
+    alike: str | None = None,
     **parameters: Any,
 ) -> Run:
     """Run ``experiment`` on fake tensors.
@@ -47,6 +50,9 @@ def simulate(
         ranks: simulate one of so many processes, each with a GPU: a process group of that size
             is there when the experiment is called. None: no process group.
         rank: which of them, from 0.
+        alike: the name of the argument that counts layers which are all alike, for a model too
+            deep to wait for. Two shallow models are simulated then, and what the second has more
+            is repeated (`labkit.depth`); where that cannot be done, the whole one is.
         **parameters: the experiment's own arguments.
 
     Returns:
@@ -57,11 +63,12 @@ def simulate(
         InputError: a bad argument, an unknown GPU, or an experiment that needs values.
     """
     card = hardware.gpu(gpu) if gpu else hardware.pretended()
+    take = partial(simulated_log, experiment, card=card, steps=steps)
     if ranks is None:
-        log = simulated_log(experiment, card=card, steps=steps, **parameters)
+        log = _at_depth(take, alike, parameters)
         return run_of(log, card, name=name_of(experiment))
     with fake_ranks(ranks, rank, as_cuda=card is not None):
-        log = simulated_log(experiment, card=card, steps=steps, **parameters)
+        log = _at_depth(take, alike, parameters)
     log = log._replace(parameters={**log.parameters, "ranks": ranks, "rank": rank})
     return run_of(log, card, name=name_of(experiment))
 
@@ -81,6 +88,25 @@ class Log(NamedTuple):
     flops: int | None
     moved_bytes: int | None
     sent_bytes: int = 0
+
+
+def _at_depth(take: Callable[..., Log], alike: str | None, parameters: Mapping[str, Any]) -> Log:
+    """The log of ``take(**parameters)``, extended from two shallow ones if layers are ``alike``."""
+    if alike is None:
+        return take(**parameters)
+    if alike not in parameters:
+        raise InputError(f"alike={alike!r} names no argument that is given: {alike}=80, say")
+    layers = positive_int(parameters[alike], alike)
+    if layers <= SHARDED_DEPTHS[1]:
+        return take(**parameters)
+    # The deeper one first: the first trace of a process holds what libraries make once.
+    deeper, shallow = (take(**{**parameters, alike: depth}) for depth in SHARDED_DEPTHS[::-1])
+    trace = extend(shallow.trace, deeper.trace, layers, depths=SHARDED_DEPTHS)
+    if trace is None:
+        return take(**parameters)
+    more = layers - SHARDED_DEPTHS[1]
+    work = (d + more * (d - s) for s, d in zip(shallow[2:], deeper[2:], strict=True))
+    return Log({**deeper.parameters, alike: layers}, trace, *work)
 
 
 def simulated_log(

@@ -11,13 +11,21 @@ from labkit import hardware
 from labkit.experiment import Experiment, check_arguments, name_of
 from labkit.measure import measure
 from labkit.memory import InputError, Run, positive_int
+from labkit.ranks import gpu_for_each, launch
 from labkit.simulate import simulate
 
 DEFAULT_GPU = "t4"  # what most people can have for nothing
+OURS = ("steps", "ranks", "alike")  # arguments of `run`, not of the experiment
 
 
 def run(
-    experiment: Experiment, *, gpu: str | None = None, steps: int | None = None, **parameters: Any
+    experiment: Experiment,
+    *,
+    gpu: str | None = None,
+    steps: int | None = None,
+    ranks: int | None = None,
+    alike: str | None = None,
+    **parameters: Any,
 ) -> Run:
     """Measure where there is a GPU that PyTorch can measure, else simulate for ``gpu``.
 
@@ -26,6 +34,9 @@ def run(
         gpu: what to stand in for where nothing can be measured; by default the pretended GPU,
             else a T4. Ignored (but checked) where there is a real one.
         steps: training steps; by default what `measure` or `simulate` takes.
+        ranks: as one of so many processes with a GPU each: launched where there are as many GPUs,
+            else simulated. The run is that of the rank with the highest peak.
+        alike: as for `simulate`; nothing is left out where it is measured.
         **parameters: the experiment's own arguments.
 
     Raises:
@@ -34,11 +45,13 @@ def run(
     options = parameters if steps is None else {"steps": steps, **parameters}
     if gpu is not None:
         hardware.gpu(gpu)
-    if hardware.machine().can_measure:
-        return measure(experiment, **options)
+    if hardware.machine().can_measure and (ranks is None or gpu_for_each(ranks)):
+        if ranks is None:
+            return measure(experiment, **options)
+        return max(launch(experiment, ranks=ranks, **options), key=lambda run: run.peak_bytes)
     if gpu is None and hardware.pretended() is None and hardware.current_budget_bytes() is None:
         gpu = DEFAULT_GPU
-    return simulate(experiment, gpu=gpu, **options)
+    return simulate(experiment, gpu=gpu, ranks=ranks, alike=alike, **options)
 
 
 def sweep(
@@ -66,7 +79,7 @@ def sweep(
     combinations = [dict(zip(names, values, strict=True)) for values in itertools.product(*lists)]
     for combination in combinations:  # all of them, before the first takes its time
         positive_int(combination.get("steps", 1), "steps")
-        check_arguments(experiment, {k: v for k, v in combination.items() if k != "steps"})
+        check_arguments(experiment, {k: v for k, v in combination.items() if k not in OURS})
     bar = tqdm(combinations, disable=not progress, leave=False, desc=name_of(experiment))
     return [run(experiment, gpu=gpu, **combination) for combination in bar]
 

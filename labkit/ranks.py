@@ -81,6 +81,7 @@ def launch(
     ranks = positive_int(ranks, "ranks", most=MOST_RANKS)
     steps = positive_int(steps, "steps")
     parameters = check_arguments(experiment, parameters, steps=steps)
+    parameters.pop("steps", None)  # the rank's own `measure` tells the experiment
     pretence = hardware.pretended()
     with Scratch() as folder:
         order = {

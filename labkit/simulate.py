@@ -35,7 +35,7 @@ def simulate(
     gpu: str | Gpu | None = None,
     steps: int = 2,
     ranks: int | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     alike: str | None = None,
     **parameters: Any,
 ) -> Run:
@@ -49,10 +49,13 @@ def simulate(
         steps: training steps; from the second on they repeat each other.
         ranks: simulate one of so many processes, each with a GPU: a process group of that size
             is there when the experiment is called. None: no process group.
-        rank: which of them, from 0.
+        rank: which of them, from 0; by default the first. Without ``ranks`` it is an argument of
+            the experiment, as any other.
         alike: the name of the argument that counts layers which are all alike, for a model too
             deep to wait for. Two shallow models are simulated then, and what the second has more
-            is repeated (`labkit.depth`); where that cannot be done, the whole one is.
+            is repeated (`labkit.depth`); where that cannot be done, the whole one is. Whether
+            layers are alike is not checked, and optimizers that deal out whole tensors to the
+            ranks, as ``ZeroRedundancyOptimizer`` does, make them differ.
         **parameters: the experiment's own arguments.
 
     Returns:
@@ -65,8 +68,10 @@ def simulate(
     card = hardware.gpu(gpu) if gpu else hardware.pretended()
     take = partial(simulated_log, experiment, card=card, steps=steps)
     if ranks is None:
+        parameters |= {} if rank is None else {"rank": rank}
         log = _at_depth(take, alike, parameters)
         return run_of(log, card, name=name_of(experiment))
+    rank = 0 if rank is None else rank
     with fake_ranks(ranks, rank, as_cuda=card is not None):
         log = _at_depth(take, alike, parameters)
     log = log._replace(parameters={**log.parameters, "ranks": ranks, "rank": rank})

@@ -57,6 +57,12 @@ def hungry(device):
     yield torch.zeros(1 << 20, device=device).sum()
 
 
+def counting(device, steps):
+    """Told how many steps will be asked of it, and as many losses as that."""
+    for _ in range(steps):
+        yield torch.tensor(float(steps))
+
+
 def endless(device, folder):
     """Leaves its process id in the folder, and waits."""
     with open(os.path.join(folder, str(os.getpid())), "w"):

@@ -2,6 +2,7 @@
 
 import pytest
 import rank_jobs
+import torch
 import torch.distributed as dist
 
 import labkit as lab
@@ -86,6 +87,19 @@ def test_a_process_that_is_a_rank_already_is_told_so(tmp_path):
             lab.simulate(rank_jobs.shared, ranks=2)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_rank_without_ranks_is_the_experiments_own():
+    def adapters(device, rank=4):
+        weight = torch.zeros(rank, 1 << 10, device=device, requires_grad=True)
+        while True:
+            yield weight.sum()
+
+    runs = [lab.simulate(adapters, rank=rank) for rank in (4, 8)]
+    assert [run.parameters["rank"] for run in runs] == [4, 8]
+    assert runs[0].peak_bytes < runs[1].peak_bytes
+    with pytest.raises(InputError, match="unknown argument of sharded 'rank'"):
+        lab.simulate(rank_jobs.sharded, rank=1)
 
 
 # --- many layers from few ------------------------------------------------------------------------

@@ -87,6 +87,11 @@ def test_nobody_but_this_machine_can_connect():
         assert run.losses == (0.0,)
 
 
+def test_an_experiment_may_ask_how_many_steps():
+    (run,) = lab.launch(rank_jobs.counting, ranks=1, steps=3)
+    assert run.losses == (3.0,) * 3
+
+
 # --- what goes wrong -----------------------------------------------------------------------------
 
 

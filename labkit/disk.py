@@ -200,8 +200,9 @@ def disk_speed(folder: str | os.PathLike, *, size_bytes: int = 256 * MIB) -> Dis
     """
     piece = min(8 * MIB, _whole(positive_int(size_bytes, "size_bytes")))
     pieces = -(-size_bytes // piece)
-    path = Path(folder) / "speed"
-    seconds = []
+    number, name = tempfile.mkstemp(prefix="speed-", dir=folder)
+    os.close(number)
+    path, seconds = Path(name), []
     try:
         reserve(path, pieces * piece)
         with contextlib.closing(mmap.mmap(-1, piece)) as memory:

@@ -191,7 +191,7 @@ def _adapters(recipe: Recipe) -> str:
     if not recipe.lora:
         return ""
     all_of_them = recipe.lora_targets == ALL_LINEAR
-    targets = repr(ALL_LINEAR[0] if all_of_them else list(recipe.lora_targets)).replace("'", '"')
+    targets = json.dumps(ALL_LINEAR[0] if all_of_them else list(recipe.lora_targets))
     return (
         "\n# Only adapters are trained.\n"
         f'lora = LoraConfig(r={recipe.lora}, target_modules={targets}, task_type="CAUSAL_LM")\n'

@@ -161,8 +161,8 @@ EXERCISES = (
         "18-2",
         question="Units that leave each of 64 GPUs with at most 5.5 GiB, for a tenth more traffic.",
         hints=(
-            "The root unit holds whatever no other unit does, and is not dropped after forward. "
-            "What is large and not in a layer?",
+            "The root unit holds whatever no other unit does, and it is whole from the start of "
+            "forward to its end, and again of backward. What is large and not in a layer?",
             "`net.model.embed_tokens` and `net.lm_head` have 525 million parameters each: make "
             "each a unit of its own, beside every one of `net.model.layers`.",
         ),

@@ -419,3 +419,17 @@ def test_a_disk_that_fills_ends_the_job_with_a_sentence(tmp_path, monkeypatch):
         undone.setattr(deepspeed_here, "reserve", deepspeed_here.reserve)
         with pytest.raises(lab.RankError, match="the disk is full"):
             lab.launch(engine_full.train, ranks=1, steps=2, folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.ones(1024), torch.zeros(1024)),  # words that repeat
+        (torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])),  # another order
+        (torch.tensor([1, 2, 3], dtype=torch.uint8), torch.tensor([1, 2, 4], dtype=torch.uint8)),
+    ],
+    ids=["constant", "order", "tail"],
+)
+def test_contents_that_differ_are_told_apart(one, other):
+    assert deepspeed_here._print_of(one) != deepspeed_here._print_of(other)
+    assert deepspeed_here._print_of(one) == deepspeed_here._print_of(one.clone())

@@ -163,3 +163,9 @@ def test_scratch_is_removed_when_its_process_ends(tmp_path, how):
 def test_no_folder_can_be_made(tmp_path):
     with pytest.raises(InputError, match="no folder can be made in"):
         lab.Scratch(tmp_path / "missing")
+
+
+def test_measuring_a_disk_leaves_other_files_alone(tmp_path):
+    (tmp_path / "speed").write_text("mine")
+    lab.disk_speed(tmp_path, size_bytes=1 << 20)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

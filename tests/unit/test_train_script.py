@@ -180,3 +180,11 @@ def test_a_text_that_is_too_short(tiny, tmp_path, monkeypatch):
     Path(tmp_path / "short.txt").write_text("abc")
     with pytest.raises(SystemExit, match="has 3 tokens, and one row needs 32"):
         run_script(path, monkeypatch, tmp_path / "short.txt")
+
+
+def test_names_of_layers_stay_names(tiny, tmp_path):
+    """A recipe may come from anybody's JSON: a target that holds quotes is a text, not code."""
+    target = "q'], task_type=print('no'))#\\"
+    recipe = Recipe.from_dict({"lora": 8, "lora_targets": [target], **SHAPE})
+    tree = ast.parse(train_script.script(recipe, model=tiny))
+    assert target in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}

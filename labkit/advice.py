@@ -113,12 +113,15 @@ class Advice:
         """
         from labkit.train_script import write_script
 
-        if self.gpus > 1:
-            raise InputError("the script trains on one card: ask for advice without gpus")
         if not self.best:
             raise InputError(f"nothing fits {self.gpu}, so there is no script to write")
         if not isinstance(which, Option):
             which = self.best[one_of(which or next(iter(self._in_order())), self.best, "group")]
+        if which.recipe.ranks < self.gpus:
+            raise InputError(
+                "a script for several cards is written where they share the model, and this "
+                "recipe has a copy on each: name another option, or ask for advice without gpus"
+            )
         return write_script(path, which.recipe, model=self.source, needed_bytes=which.needed_bytes,
                             gpu=self.gpu)  # fmt: skip
 
@@ -159,7 +162,8 @@ def advise(
         model: a model of the table, a folder with a ``config.json``, a hub id when online, or a
             transformers config.
         gpu: a name from the catalogue.
-        gpus: so many of them, in data parallel: each holds everything.
+        gpus: so many of them: in data parallel, where each holds everything, or sharing one model
+            (``fully_shard``).
         seq_len: tokens per sequence; by default 1024, or what the model takes if that is less.
         only: ``"full"`` training or ``"lora"``; None tries both.
         margin: the share of the card's budget that is to stay free.

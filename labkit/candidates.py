@@ -108,6 +108,11 @@ def rungs(way: Recipe, card: Gpu, gpus: int) -> list[Recipe]:
             ladder.append({**on_host, "offload": "optimizer"})
         if gpus == 1 and way.optimizer == "adamw":  # DDP takes no model that lies on two devices
             ladder.append({**on_host, "offload": "weights"})
+    if gpus > 1:  # one model for all, in place of one for each
+        shared = {"chunked_loss": True, "ranks": gpus}
+        ladder[3:3] = [shared, {**shared, "checkpointing": True}]
+        if not card.unified:
+            ladder.append({**shared, "checkpointing": True, "offload": "weights"})
     return [recipe for change in ladder if (recipe := _allowed(way, change))]
 
 
@@ -133,8 +138,13 @@ def least_bytes(recipe: Recipe, sizes: Sizes, gpus: int = 1) -> int:
     """What ``recipe`` takes of the card at the least, whatever the batch.
 
     Weights and optimizer state that live there, and all trained gradients (the largest alone where
-    the optimizer steps in backward). With several cards, DDP's buckets too.
+    the optimizer steps in backward). With several cards a share of all that, or DDP's buckets too.
     """
+    if recipe.ranks > 1:
+        if recipe.offload == "weights":
+            return 0
+        whole = least_bytes(recipe.but(ranks=1, offload="none"), sizes)
+        return whole // recipe.ranks
     width = models.dtype_of(recipe.precision).itemsize
     here = sizes.parameters - (sizes.in_layers if recipe.offload == "weights" else 0)
     if recipe.lora:
@@ -156,7 +166,7 @@ def bucket_bytes(recipe: Recipe, sizes: Sizes, gpus: int) -> int:
     With ``gradient_as_bucket_view`` the two are one from the second step on, but the first step
     still holds both. Source: the documentation of ``DistributedDataParallel``.
     """
-    if gpus == 1:
+    if gpus == 1 or recipe.ranks > 1:
         return 0
     if recipe.lora:
         return sizes.adapters * 4  # PEFT keeps adapters in float32
@@ -176,6 +186,10 @@ def link_bytes(recipe: Recipe, sizes: Sizes, sent_bytes: int) -> int:
         return 2 * sent_bytes
     if recipe.offload == "optimizer":  # gradients go, weights come
         return 2 * (sizes.adapters * 4 if recipe.lora else sizes.parameters * width)
+    if recipe.offload == "weights" and recipe.ranks > 1:  # the same with this card's shares
+        there = sizes.parameters * width * 2 // recipe.ranks
+        trained = sizes.adapters * 4 if recipe.lora else sizes.parameters * width
+        return there + trained // recipe.ranks
     if recipe.offload == "weights":  # fetched for forward and for backward; gradients go back
         return sizes.in_layers * width * (2 if recipe.lora else 3)
     return 0
@@ -219,9 +233,16 @@ def changes(recipe: Recipe, sizes: Sizes | None = None) -> tuple[str, ...]:
     return found + _OPTIMIZER_CHANGES.get(recipe.optimizer, ())
 
 
-def costs(recipe: Recipe, crossing_bytes: int, host_bytes: int) -> tuple[str, ...]:
+def costs(
+    recipe: Recipe, crossing_bytes: int, host_bytes: int, sent_bytes: int = 0
+) -> tuple[str, ...]:
     """What ``recipe`` pays for its memory without training otherwise, a sentence each."""
     found = []
+    if recipe.ranks > 1:
+        found.append(
+            f"one model for all {recipe.ranks} GPUs: each sends {sent_bytes / GIB:.3g} GiB a step "
+            "to the others"
+        )
     if recipe.precision.startswith("amp-"):
         products = "float16 (losses are scaled)" if recipe.precision == "amp-fp16" else "bfloat16"
         found.append(f"products in {products}; weights and their updates stay float32")

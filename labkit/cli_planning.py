@@ -40,6 +40,7 @@ def _add_estimate(commands: Any) -> None:
         "--batch-size": "sequences in one forward pass",
         "--seq-len": "tokens per sequence",
         "--accumulate": "forward and backward passes per step",
+        "--ranks": "GPUs that share the model, each with its own batch",
     }
     for flag, text in numbers.items():
         parser.add_argument(flag, type=_whole, metavar="N", help=text)
@@ -78,7 +79,8 @@ def _add_advise(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help=_MODEL)
     parser.add_argument("--gpu", required=True, metavar="NAME", help="a card of the catalogue")
     parser.add_argument("--gpus", type=_whole, default=1, metavar="N",
-                        help="so many of them, in data parallel (default: 1)")  # fmt: skip
+                        help="so many of them, each with the model or sharing it "
+                        "(default: 1)")  # fmt: skip
     parser.add_argument("--seq-len", type=_whole, metavar="N", help="tokens per sequence "
                         "(default: 1024)")  # fmt: skip
     kind = parser.add_mutually_exclusive_group()
@@ -103,7 +105,7 @@ def _whole(text: str) -> int:
 
 _FIELDS = ("batch_size", "seq_len", "accumulate", "precision", "optimizer", "attention",
            "quantize", "offload", "lora", "lora_targets", "optimizer_in_backward",
-           "checkpointing", "chunked_loss")  # fmt: skip
+           "checkpointing", "chunked_loss", "ranks")  # fmt: skip
 
 
 def _estimate(options: argparse.Namespace) -> int:

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from labkit import hardware
 from labkit.catalogue import Gpu
-from labkit.depth import DEEPER, SHALLOW, extend, repeats
+from labkit.depth import DEEPER, SHALLOW, SHARDED_DEPTHS, extend, repeats
 from labkit.experiment import name_of
+from labkit.fake_ranks import fake_ranks
 from labkit.memory import Category, InputError, Run, Trace
 from labkit.model_source import find_config
 from labkit.recipes import Recipe
@@ -53,6 +54,7 @@ class Estimate:
         fits: whether the reserved bytes fit.
         failure: the first request that fails, in a sentence; None if all fit.
         flops, moved_bytes: of one optimizer step.
+        sent_bytes: what one step of one GPU sends to the others that share the model.
         exact: False if identical layers, or accumulated batches, were traced once and repeated.
         seconds_to_estimate: how long this took.
         run: the simulated run, with its trace.
@@ -73,6 +75,7 @@ class Estimate:
     failure: str | None
     flops: int | None
     moved_bytes: int | None
+    sent_bytes: int
     exact: bool
     seconds_to_estimate: float
     run: Run = field(repr=False, compare=False)
@@ -152,6 +155,7 @@ def estimate(
         failure=str(run.oom) if run.oom else None,
         flops=run.flops,
         moved_bytes=run.moved_bytes,
+        sent_bytes=run.sent_bytes,
         exact=whole,
         seconds_to_estimate=time.perf_counter() - started,
         run=run,
@@ -178,28 +182,34 @@ def recipe_log(config: Any, recipe: Recipe, card: Gpu, *, exact: bool = False) -
         found = recipe_log(config, recipe.but(accumulate=ACCUMULATED), card)
         work = _extrapolated(fewer.log, found.log, recipe.accumulate - ACCUMULATED)
         return RecipeLog(Log({}, found.log.trace, *work), found.layer_bytes, False)
+    if recipe.ranks == 1:
+        return _log_of(config, recipe, card, exact, (SHALLOW, DEEPER))
+    with fake_ranks(recipe.ranks, 0, as_cuda=True):
+        return _log_of(config, recipe, card, exact, SHARDED_DEPTHS)
+
+
+def _log_of(
+    config: Any, recipe: Recipe, card: Gpu, exact: bool, depths: tuple[int, int]
+) -> RecipeLog:
     experiment, layers = recipe.experiment(config), config.num_hidden_layers
-    if not exact and layers > DEEPER and repeats(config):
-        deeper = simulated_log(experiment, card=card, layers=DEEPER)
+    if not exact and layers > depths[1] and repeats(config):
+        deeper = simulated_log(experiment, card=card, layers=depths[1])
         # Second, for the first trace of a process holds what libraries make once.
-        shallow = simulated_log(experiment, card=card, layers=SHALLOW)
-        trace = extend(shallow.trace, deeper.trace, layers)
+        shallow = simulated_log(experiment, card=card, layers=depths[0])
+        trace = extend(shallow.trace, deeper.trace, layers, depths=depths)
         if trace is None:
-            deeper = simulated_log(experiment, card=card, layers=DEEPER)
-            trace = extend(shallow.trace, deeper.trace, layers)
+            deeper = simulated_log(experiment, card=card, layers=depths[1])
+            trace = extend(shallow.trace, deeper.trace, layers, depths=depths)
         if trace is not None:
-            work = _extrapolated(shallow, deeper, layers - DEEPER)
+            work = _extrapolated(shallow, deeper, layers - depths[1])
             return RecipeLog(Log({}, trace, *work), one_layer_bytes(deeper.trace), False)
     log = simulated_log(experiment, card=card)
     return RecipeLog(log, one_layer_bytes(log.trace), True)
 
 
-def _extrapolated(less: Log, more: Log, times: int) -> tuple[int, int]:
+def _extrapolated(less: Log, more: Log, times: int) -> list[int]:
     """Work of a step that has ``times`` times more than ``more`` what it has more than ``less``."""
-    return (
-        more.flops + times * (more.flops - less.flops),
-        more.moved_bytes + times * (more.moved_bytes - less.moved_bytes),
-    )
+    return [m + times * (m - fewer) for fewer, m in zip(less[2:], more[2:], strict=True)]
 
 
 # --- the floor ------------------------------------------------------------------------------------

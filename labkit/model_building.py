@@ -5,6 +5,7 @@ for parts of a block (GPT-2 scales one matrix).
 """
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from labkit import models
 from labkit.experiment import first_line
 from labkit.memory import InputError
 from labkit.recipes import ALL_LINEAR, Recipe
-from labkit.techniques import FetchedLayer
+from labkit.techniques import FetchedLayer, shard
 
 
 def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int | None) -> Any:
@@ -24,12 +25,14 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
     """
     dtype = models.dtype_of(recipe.precision)
     attention = "eager" if recipe.attention == "eager" else "sdpa"
-    if recipe.quantize or recipe.offload == "weights":
-        model = models.model(config, device="meta", dtype=dtype, layers=layers, attention=attention)
-        _materialise(model, recipe, device)
-    else:
-        model = models.model(config, device=device, dtype=dtype, layers=layers, attention=attention)
+    in_parts = recipe.quantize or recipe.offload == "weights" or recipe.ranks > 1
+    where = "meta" if in_parts else device
+    model = models.model(config, device=where, dtype=dtype, layers=layers, attention=attention)
     _refuse_length(model, recipe.seq_len)
+    if recipe.ranks > 1:
+        return _sharded(model, recipe, device)
+    if in_parts:
+        _materialise(model, recipe, device)
     if recipe.offload == "weights":
         for layer in _layers(model):
             FetchedLayer(layer, device)
@@ -63,7 +66,7 @@ def _layers(model: Any) -> list[torch.nn.Module]:
     layers = models.layers_of(model)
     if layers is None:
         depth = model.config.num_hidden_layers
-        raise InputError(f"{type(model).__name__} has no list of {depth} layers to offload")
+        raise InputError(f"{type(model).__name__} has no list of {depth} layers to take apart")
     return list(layers)
 
 
@@ -75,13 +78,7 @@ def _materialise(model: Any, recipe: Recipe, device: torch.device) -> None:
     made: dict[torch.Tensor, torch.Tensor] = {}  # tied weights are one
     for name, module in list(model.named_modules()):
         host = torch.device("cpu") if module in on_host else device
-        # Buffers are small, and a layer's are not fetched with its weights.
-        for tensors, target in ((module._parameters, host), (module._buffers, device)):
-            for key, tensor in tensors.items():
-                if tensor is not None and tensor.device.type == "meta":
-                    if tensor not in made:
-                        made[tensor] = _made(tensor, target)
-                    tensors[key] = made[tensor]
+        _fill(module, made, weights=host, buffers=device)
         model._init_weights(module)
         if recipe.quantize and _is_linear(module) and module is not model.get_output_embeddings():
             owner, _, child = name.rpartition(".")
@@ -94,6 +91,51 @@ def _materialise(model: Any, recipe: Recipe, device: torch.device) -> None:
         model.is_loaded_in_8bit = recipe.quantize == "int8"
         model.is_loaded_in_4bit = not model.is_loaded_in_8bit
     model.train()
+
+
+def _fill(
+    module: torch.nn.Module, made: dict, *, weights: torch.device, buffers: torch.device
+) -> None:
+    """Memory for what ``module`` itself holds on ``meta``; ``made`` remembers what was made."""
+    # Buffers are small, and a layer's are not fetched with its weights.
+    for tensors, target in ((module._parameters, weights), (module._buffers, buffers)):
+        for key, tensor in tensors.items():
+            if tensor is not None and tensor.device.type == "meta":
+                if tensor not in made:
+                    made[tensor] = _made(tensor, target)
+                tensors[key] = made[tensor]
+
+
+def _sharded(model: Any, recipe: Recipe, device: torch.device) -> Any:
+    """A model on ``meta``, made unit by unit, each cut up among the ranks before the next is made.
+
+    Its layers are units, and so is its embedding where that is not tied to the output. What is
+    left belongs to the unit of the whole, which the caller makes.
+    """
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    units = _layers(model)
+    if output is None or embedding.weight is not output.weight:
+        units.append(embedding)
+    if recipe.checkpointing:
+        models.checkpointing(model)
+    whole = _with_adapters(model, recipe) if recipe.lora else model
+    made: dict[torch.Tensor, torch.Tensor] = {}
+    for part in (*units, whole):
+        for name, module in part.named_modules():
+            if any(t is not None and t.device.type == "meta" for t in _own(module)):
+                _fill(module, made, weights=device, buffers=device)
+                model._init_weights(module)
+                if "lora_B" in name:  # adapters begin by adding nothing
+                    torch.nn.init.zeros_(module.weight)
+        if part is not whole:
+            shard(part, recipe, device)
+            made.clear()
+    whole.train()
+    return whole
+
+
+def _own(module: torch.nn.Module) -> tuple[torch.Tensor | None, ...]:
+    return *module._parameters.values(), *module._buffers.values()
 
 
 def _made(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -143,7 +185,9 @@ def _with_adapters(model: Any, recipe: Recipe) -> Any:
             # PEFT asks transformers for an old name; GPT-2's layers it adapts to by itself.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
-            return get_peft_model(model, config)
+            empty = any(p.device.type == "meta" for p in model.parameters())
+            with torch.device("meta") if empty else nullcontext():
+                return get_peft_model(model, config)
     except ValueError as error:
         names = ", ".join(recipe.lora_targets)
         raise InputError(

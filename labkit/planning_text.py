@@ -44,6 +44,8 @@ def estimate_text(found: "Estimate") -> str:
     if found.flops is not None and found.moved_bytes is not None:
         lines.append(f"  A step computes {found.flops / 1e12:.4g} TFLOP and moves "
                      f"{found.moved_bytes / 1e9:.4g} GB in the card's memory.")  # fmt: skip
+    if found.sent_bytes:
+        lines.append(f"  Each GPU sends {found.sent_bytes / 1e9:.4g} GB a step to the others.")
     how = "every layer was traced" if found.exact else "like layers were traced once and repeated"
     lines.append(f"  Simulated in {found.seconds_to_estimate:.1f} s: {how}.")
     return "\n".join(lines)
@@ -106,8 +108,8 @@ def _nothing_fits(advice: "Advice") -> list[str]:
         lines.append(f"  The smallest card that holds it: {name} ({advice.larger_gpu}).")
     else:
         lines.append("  No card of the catalogue holds it.")
-    lines.append("  More cards of this kind (--gpus) would not help: in data parallel each holds "
-                 "everything.")  # fmt: skip
+    if advice.gpus == 1:
+        lines.append("  Several cards of this kind can share one model: --gpus N tries that, too.")
     return lines
 
 

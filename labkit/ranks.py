@@ -153,7 +153,7 @@ def _run(folder: Path, ranks: int, timeout_seconds: float, backend: str) -> None
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(ranks, backend),
+            env=rank_environment(ranks, backend),
             start_new_session=True,  # Ctrl-C is ours to handle
         )
         family = Family(head)
@@ -175,7 +175,13 @@ def _run(folder: Path, ranks: int, timeout_seconds: float, backend: str) -> None
         raise RankError(_last_words(folder, ranks))
 
 
-def _environment(ranks: int, backend: str) -> dict[str, str]:
+def rank_environment(ranks: int, backend: str) -> dict[str, str]:
+    """This process's environment variables, and what ``torchrun`` and its ranks are to know.
+
+    Args:
+        ranks: how many share this machine's cores.
+        backend: ``"nccl"``, or ``"gloo"``, which sees no GPU.
+    """
     threads = max(1, (os.cpu_count() or 1) // ranks)
     environment = {
         # A rank gets its share of the cores; torchrun gives it one thread, and says so at length.

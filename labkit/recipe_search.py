@@ -44,7 +44,9 @@ class Option:
         host_bytes: in host memory, for each card.
         fits: whether it fits with the margin.
         flops, moved_bytes, link_bytes: of one step on one card.
-        seconds_per_token: at the least; of all cards together.
+        seconds_per_token: at the least; of all cards together. What they send each other can pass
+            while they compute, over links that nobody knows here: it is left out.
+        sent_bytes: what each card of several that share the model sends in a step.
     """
 
     recipe: Recipe
@@ -58,6 +60,7 @@ class Option:
     moved_bytes: int
     link_bytes: int
     seconds_per_token: float
+    sent_bytes: int = 0
 
     def rank(self) -> tuple:
         """Sorts options: the fewest changes, the lowest bound, the least memory."""
@@ -121,7 +124,7 @@ class Search:
         for rung in savers:
             if self._ruled_out(rung):
                 continue
-            kind = rung.checkpointing, rung.offload
+            kind = rung.checkpointing, rung.offload, rung.ranks
             start = min(2 * best.recipe.batch_size, self.most_batch) if best else 1
             try:
                 tried = self._largest_batch(rung, self.found.get(kind, start))
@@ -184,7 +187,7 @@ class Search:
             recipe=recipe,
             group=GROUPS[bool(changes)],
             changes=changes,
-            costs=candidates.costs(recipe, crossing, found.host_bytes),
+            costs=candidates.costs(recipe, crossing, found.host_bytes, found.sent_bytes),
             needed_bytes=needed,
             host_bytes=found.host_bytes,
             fits=needed <= self.room_bytes,
@@ -193,6 +196,7 @@ class Search:
             link_bytes=crossing,
             seconds_per_token=least_seconds(self.card, recipe.precision, flops, moved, crossing)
             / (recipe.tokens * self.gpus),
+            sent_bytes=found.sent_bytes,
         )
 
     def larger_gpu(self) -> str | None:

@@ -7,7 +7,7 @@ A recipe that contradicts itself cannot be made, and `check` says what a card ca
 JSON and comes back; nothing in the JSON is trusted. `labkit.training` holds the code of each
 technique.
 
-Limits: one GPU. The batch holds no padding.
+Limits: several GPUs share a model in one way, `fully_shard`. The batch holds no padding.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +33,8 @@ ALL_LINEAR = ("all-linear",)
 #: Of the chunked loss: logits exist for so many tokens at a time.
 CHUNK_TOKENS = 1024
 MOST_BATCH, MOST_SEQUENCE, MOST_RANK, MOST_ACCUMULATE = 65_536, 1 << 22, 16_384, 65_536
+#: GPUs. The time of a simulation grows with their number.
+MOST_RANKS = 1024
 #: In one forward pass. The chunked loss does a piece of work for every thousand.
 MOST_TOKENS = 1 << 22
 _MOST_TARGETS, _MOST_TARGET_LENGTH = 64, 100
@@ -43,7 +45,8 @@ class Recipe:
     """How a model is trained.
 
     Attributes:
-        batch_size: sequences in one forward pass (the micro-batch, if gradients accumulate).
+        batch_size: sequences in one forward pass (the micro-batch, if gradients accumulate) of
+            each GPU.
         seq_len: tokens per sequence.
         precision: one of ``PRECISIONS``. With ``amp-`` the weights stay in float32.
         optimizer: one of ``OPTIMIZERS``; the last two are bitsandbytes'.
@@ -57,6 +60,9 @@ class Recipe:
         accumulate: forward and backward passes per optimizer step.
         offload: what lives in host memory, one of ``OFFLOADS``.
         chunked_loss: output layer and loss are computed a piece of the sequence at a time.
+        ranks: GPUs that share weights, gradients and optimizer state, each with a batch of its
+            own (``fully_shard``, ZeRO's stage 3). With ``offload="weights"`` the shares live on
+            the host. What a card takes is that of one of them.
 
     Raises:
         InputError: a value that is not allowed, or two that contradict each other.
@@ -75,6 +81,7 @@ class Recipe:
     accumulate: int = 1
     offload: str = "none"
     chunked_loss: bool = False
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -84,7 +91,7 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
-        """Tokens in one optimizer step."""
+        """Tokens in one optimizer step of one GPU."""
         return self.batch_size * self.seq_len * self.accumulate
 
     def but(self, **changes: Any) -> "Recipe":
@@ -151,12 +158,14 @@ class Recipe:
         parts += [self.quantize] if self.quantize else []
         parts += [f"{self.offload} on the host"] * (self.offload != "none")
         parts += ["chunked loss"] * self.chunked_loss
+        parts += [f"sharded over {self.ranks}"] * (self.ranks > 1)
         return ", ".join(parts)
 
 
 def _normalise(recipe: Recipe) -> None:
     """Check each field by itself, and store it in its plain form."""
-    counts = {"batch_size": MOST_BATCH, "seq_len": MOST_SEQUENCE, "accumulate": MOST_ACCUMULATE}
+    counts = {"batch_size": MOST_BATCH, "seq_len": MOST_SEQUENCE, "accumulate": MOST_ACCUMULATE,
+              "ranks": MOST_RANKS}  # fmt: skip
     if recipe.lora is not None:
         counts["lora"] = MOST_RANK
     clean: dict[str, Any] = {
@@ -261,7 +270,7 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
         "layer by layer. Offload something else, or do not quantize.",
     ),
     (
-        lambda r: r.offload == "weights" and not r.checkpointing,
+        lambda r: r.offload == "weights" and not r.checkpointing and r.ranks == 1,
         "weights on the host save nothing without checkpointing: autograd would keep every "
         "fetched layer until backward.",
     ),
@@ -274,6 +283,31 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
         lambda r: r.offload in ("optimizer", "weights") and r.optimizer in _8BIT,
         "bitsandbytes' 8-bit optimizers keep their state where the GPU can reach it. For state on "
         "the host take 'paged-adamw8bit' without offload, or 'adamw' with it.",
+    ),
+    (
+        lambda r: r.ranks > 1 and r.precision == "amp-fp16",
+        "a gradient scaler looks at one GPU's gradients, and with sharding each has a part of "
+        "them. Use 'amp-bf16' or 'bf16'.",
+    ),
+    (
+        lambda r: r.ranks > 1 and r.optimizer not in ("adamw", "sgd"),
+        "with sharding every GPU steps its own part of each tensor: 'adamw' and 'sgd' can, whose "
+        "arithmetic is number by number.",
+    ),
+    (
+        lambda r: r.ranks > 1 and r.quantize is not None,
+        "bitsandbytes' quantized weights cannot be cut by rows: leave out quantize, or train on "
+        "one GPU.",
+    ),
+    (
+        lambda r: r.ranks > 1 and r.optimizer_in_backward,
+        "with sharding a gradient is there only when all GPUs have summed it, after the hook that "
+        "optimizer_in_backward uses. It is freed in parts anyway. Choose one.",
+    ),
+    (
+        lambda r: r.ranks > 1 and r.offload in ("activations", "optimizer"),
+        "with sharding the shares as a whole can live on the host: offload 'weights', which takes "
+        "the optimizer along, or nothing.",
     ),
     (
         lambda r: r.attention == "flash" and r.precision == "fp32",

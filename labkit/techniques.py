@@ -168,3 +168,35 @@ class FetchedLayer(torch.nn.Module):
     def fetch_and_call(self, *args: Any, **kwargs: Any) -> Any:
         copies = {name: p.to(self.device) for name, p in self.named_parameters()}
         return torch.func.functional_call(self, copies, args, kwargs)
+
+
+# --- what is shared among GPUs --------------------------------------------------------------------
+
+
+class Loss(torch.nn.Module):
+    """A model with its loss, as one module: sharded weights are gathered for both."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe) -> None:
+        super().__init__()
+        self.model, self.chunked = model, recipe.chunked_loss
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.chunked:
+            return chunked_loss(self.model, ids)
+        return self.model(input_ids=ids, labels=ids).loss
+
+
+def shard(module: torch.nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Make ``module`` a unit: every rank keeps its share, all gather it whole when it is used.
+
+    Needs a process group of ``recipe.ranks``.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (recipe.ranks,))}
+    if recipe.precision == "amp-bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    if recipe.offload == "weights":
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    fully_shard(module, **options)

@@ -427,6 +427,10 @@ class Tracker(TorchDispatchMode):
             prefix = type(module).__name__ if self._roots > 1 else ""
         for name, child in root.named_modules(prefix=prefix):
             self._names.setdefault(child, name)
+        if root is module:
+            # Here, too: a module whose weights are sharded shows its forward only gathered ones.
+            for name, parameter in root.named_parameters(prefix=prefix):
+                self._classify(parameter, Category.WEIGHTS, name)
         self._names.setdefault(module, type(module).__name__)  # not in the tree of its caller
 
     def _watch_parameter(self, parameter: torch.Tensor, name: str) -> None:

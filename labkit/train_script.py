@@ -3,7 +3,9 @@
 The script holds what its recipe needs and nothing else, and imports nothing of labkit. It trains
 on a text file and saves the model, or its adapters. A file that exists is never overwritten.
 
-Limits: one GPU. The learning rate is constant, and a starting point: what suits depends on the
+Where GPUs share the model, `labkit.cluster_script` writes it.
+
+Limits: one GPU else. The learning rate is constant, and a starting point: what suits depends on the
 model and the text. Nothing is evaluated and no checkpoint is kept on the way.
 """
 
@@ -13,6 +15,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from labkit import cluster_script
 from labkit.memory import InputError, format_bytes
 from labkit.model_source import find_config
 from labkit.models import MODELS, autocast_dtype, dtype_of
@@ -57,8 +60,15 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         needed_bytes: what the recipe is expected to take on ``gpu``, for the heading.
         gpu: the card's name.
     """
+    heading = _heading(recipe, model, needed_bytes, gpu)
+    if recipe.ranks > 1:
+        shared = cluster_script.parts(
+            recipe, default=_default(model), rate=_rate(recipe), text=_TEXT,
+            optimizer=_new_optimizer(recipe, "trained"),
+        )  # fmt: skip
+        return _joined([part.strip("\n") for part in (heading, *shared)])
     parts = [
-        _heading(recipe, model, needed_bytes, gpu), _imports(recipe), _arguments(recipe, model),
+        heading, _imports(recipe), _arguments(recipe, model),
         _TEXT, _model(recipe), _adapters(recipe), _host_weights(recipe), _loss(recipe),
         _host_activations(recipe), _optimizer(recipe), _loop(recipe), _END,
     ]  # fmt: skip
@@ -98,8 +108,18 @@ def _heading(recipe: Recipe, model: Any, needed_bytes: int | None, gpu: str) -> 
 
 Written by GPU Memory Lab's labkit.{expected}
     pip install {" ".join(packages)}
-    python THIS_FILE my.txt
+    {_start(recipe)}
 """'''
+
+
+def _start(recipe: Recipe) -> str:
+    if recipe.ranks == 1:
+        return "python THIS_FILE my.txt"
+    return f"""torchrun --nproc-per-node {recipe.ranks} THIS_FILE my.txt
+On M machines with G GPUs each, on every one of them:
+    torchrun --nnodes M --nproc-per-node G --rdzv-backend c10d --rdzv-id my-run \\
+        --rdzv-endpoint FIRST_MACHINE:29500 THIS_FILE my.txt
+Started again, it goes on after its last checkpoint."""
 
 
 def _imports(recipe: Recipe) -> str:
@@ -124,22 +144,28 @@ def _imports(recipe: Recipe) -> str:
 
 
 def _arguments(recipe: Recipe, model: Any) -> str:
-    default = weights_of(model)
-    given = f"default={json.dumps(default)}" if default else "required=True"
-    rate = _RATES.get(recipe.optimizer, _LORA_RATE if recipe.lora else _FULL_RATE)
     accumulate = f"\nACCUMULATE = {recipe.accumulate}" if recipe.accumulate > 1 else ""
     return f"""
 BATCH_SIZE, SEQ_LEN = {recipe.batch_size}, {recipe.seq_len}{accumulate}
 
 parser = argparse.ArgumentParser()
 parser.add_argument("text", help="a text file to train on")
-parser.add_argument("--model", {given})  # folder or hub id
+parser.add_argument("--model", {_default(model)})  # folder or hub id
 parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--lr", type=float, default={rate!r}, help="learning rate")
+parser.add_argument("--lr", type=float, default={_rate(recipe)!r}, help="learning rate")
 parser.add_argument("--out", default="trained", help="folder for the result")
 args = parser.parse_args()
 device = "cuda" if torch.cuda.is_available() else "cpu"
 """
+
+
+def _default(model: Any) -> str:
+    default = weights_of(model)
+    return f"default={json.dumps(default)}" if default else "required=True"
+
+
+def _rate(recipe: Recipe) -> float:
+    return _RATES.get(recipe.optimizer, _LORA_RATE if recipe.lora else _FULL_RATE)
 
 
 _TEXT = """

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,9 +28,10 @@ from labkit.model_source import find_config
 from labkit.recipes import Recipe
 from labkit.techniques import (
     HostOptimizer,
+    Loss,
     activations_on_host,
-    chunked_loss,
     optimizer_of,
+    shard,
     step_in_backward,
 )  # fmt: skip
 from labkit.text import batches
@@ -55,6 +57,7 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
     _import_libraries(recipe)
 
     def experiment(device: torch.device, layers: int | None = None) -> Iterator[torch.Tensor]:
+        _refuse_other_ranks(recipe)
         with _refusing(name):
             model = build_model(config, recipe, device, layers)
             job = _Job(model, recipe, device)
@@ -72,6 +75,15 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
 
     experiment.__name__ = f"{name[:40]}: {recipe}"[:200]
     return experiment
+
+
+def _refuse_other_ranks(recipe: Recipe) -> None:
+    found = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if recipe.ranks not in (1, found):
+        raise InputError(
+            f"this recipe shares a model among {recipe.ranks} ranks, and here there "
+            f"{'is one' if found == 1 else f'are {found}'}: simulate(..., ranks={recipe.ranks})"
+        )
 
 
 def _import_libraries(recipe: Recipe) -> None:
@@ -114,7 +126,8 @@ def _tokens(config: Any, recipe: Recipe, device: torch.device) -> Iterator[torch
     size = {"batch_size": recipe.batch_size, "seq_len": recipe.seq_len}
     # A simulation has no use for what the text says, and reading millions of bytes takes long.
     if config.vocab_size >= _BYTES and detect_fake_mode() is None:
-        yield from batches(device=device, **size)
+        seed = dist.get_rank() if recipe.ranks > 1 else 0  # each rank has rows of its own
+        yield from batches(device=device, seed=seed, **size)
     while True:
         shape = (recipe.batch_size, recipe.seq_len)
         yield torch.randint(config.vocab_size, shape, device=device)
@@ -128,6 +141,9 @@ class _Job:
 
     def __init__(self, model: torch.nn.Module, recipe: Recipe, device: torch.device) -> None:
         self.model, self.recipe, self.device = model, recipe, device
+        self.loss = Loss(model, recipe)
+        if recipe.ranks > 1:
+            shard(self.loss, recipe, device)  # what no unit of the model's holds yet
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.gathered = 0
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp-fp16")
@@ -149,11 +165,11 @@ class _Job:
         offloading = nullcontext()
         if self.recipe.offload == "activations":
             offloading = activations_on_host(self.model)
-        with offloading, models.autocast(self.device, self.recipe.precision):
-            if self.recipe.chunked_loss:
-                loss = chunked_loss(self.model, ids)
-            else:
-                loss = self.model(input_ids=ids, labels=ids).loss
+        casts = models.autocast(self.device, self.recipe.precision)
+        if self.recipe.ranks > 1:
+            casts = nullcontext()  # units are gathered in bfloat16
+        with offloading, casts:
+            loss = self.loss(ids)
         self.scaler.scale(loss / self.recipe.accumulate).backward()
         self.gathered += 1
         return loss.detach()

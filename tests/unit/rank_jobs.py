@@ -1,5 +1,6 @@
 """Experiments that ranks of their own import in tests."""
 
+import json
 import os
 import signal
 import time
@@ -10,6 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+from labkit import models
+from labkit.recipes import Recipe
 
 
 def shared(device, rows=4):
@@ -97,3 +101,9 @@ def sharded(device, batch_size=8, width=64, layers=3, offload=False, mixed=False
         optimizer.zero_grad()
         dist.all_reduce(mean := loss.detach() / ranks)
         yield mean
+
+
+def recipe(device, record, layers=3, tied=True):
+    """A recipe, as JSON, on a thin Llama."""
+    config = models.config("SmolLM2-tiny", layers=layers, vocab_size=256, tie_word_embeddings=tied)
+    yield from Recipe.from_dict(json.loads(record)).experiment(config)(device)

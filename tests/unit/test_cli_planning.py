@@ -203,7 +203,7 @@ def guessed(monkeypatch):
         run = SimpleNamespace(trace=Trace("cpu:0", (), (), (Mark(0, "step 1"),)))
         return SimpleNamespace(
             peak_reserved_bytes=needed, host_bytes=GIB, flops=10**12 * recipe.tokens,
-            moved_bytes=10**9, fits=needed <= gpu.budget_bytes, run=run,
+            moved_bytes=10**9, sent_bytes=0, fits=needed <= gpu.budget_bytes, run=run,
         )  # fmt: skip
 
     monkeypatch.setattr(recipe_search, "estimate", estimate)
@@ -231,7 +231,7 @@ def test_nothing_fits_exits_1_and_writes_nothing(capsys, files, guessed, tmp_pat
                         "--write", str(script))  # fmt: skip
     assert code == 1
     assert "Nothing fits. The smallest takes" in out
-    assert "(--gpus) would not help" in out
+    assert "--gpus N tries that, too" in out
     assert not script.exists()
 
 
@@ -253,8 +253,9 @@ def test_several_cards(capsys, files, guessed, tmp_path):
     assert "in backward" not in out
     code, _, err = call(capsys, files, "advise", "Llama-3.2-1B", "--gpu", "t4", "--gpus", "2",
                         "--write", str(tmp_path / "t.py"))  # fmt: skip
-    assert code == 2
-    assert "the script trains on one card" in err
+    assert code == 0
+    assert "Script:" in err
+    assert "torchrun --nproc-per-node 2" in (tmp_path / "t.py").read_text(encoding="utf-8")
 
 
 def test_text_of_a_recipe_holds_no_path(files):

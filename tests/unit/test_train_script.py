@@ -4,15 +4,20 @@ import ast
 import contextlib
 import gc
 import runpy
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 import labkit as lab
 from labkit import models, train_script
 from labkit.memory import InputError
+from labkit.ranks import rank_environment
 from labkit.recipes import Recipe
 
 SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -188,3 +193,99 @@ def test_names_of_layers_stay_names(tiny, tmp_path):
     recipe = Recipe.from_dict({"lora": 8, "lora_targets": [target], **SHAPE})
     tree = ast.parse(train_script.script(recipe, model=tiny))
     assert target in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
+# --- GPUs that share the model -------------------------------------------------------------------
+
+SHARED = {
+    "plain": Recipe(ranks=2, **SHAPE),
+    "all savers": Recipe(
+        ranks=2, precision="amp-bf16", checkpointing=True, chunked_loss=True, offload="weights",
+        **SHAPE,
+    ),
+    "lora": Recipe(ranks=2, lora=4, accumulate=2, checkpointing=True, **SHAPE),
+    "sgd": Recipe(ranks=2, optimizer="sgd", attention="eager", **SHAPE),
+}  # fmt: skip
+
+
+def start(path, folder, *arguments, nodes=1, port=0):
+    """Two ranks, on one "machine" or on as many, which then meet at a port of this one."""
+    where = f"127.0.0.1:{port}" if port else str(folder / "rendezvous")
+    store = [] if port else ["--rdzv-conf=store_type=file"]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}",
+        f"--nproc-per-node={2 // nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={where}", *store,
+        "--rdzv-id=test", f"--log-dir={folder / 'logs'}", "--local-addr=127.0.0.1", str(path),
+    ]  # fmt: skip
+    environment = rank_environment(2, "gloo")
+    del environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]  # these ranks meet as torchrun has them
+    return [
+        subprocess.Popen([*command, *map(str, arguments)], env=environment, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(nodes)
+    ]  # fmt: skip
+
+
+def torchrun(path, folder, *arguments, **where):
+    """What two ranks printed until their end."""
+    started = start(path, folder, *arguments, **where)
+    printed = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), "\n".join(printed)
+    return "".join(printed)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_shared_script_trains_saves_and_goes_on(name, tiny, tmp_path):
+    recipe = SHARED[name]
+    path = train_script.write_script(tmp_path / "train.py", recipe, model=tiny)
+    assert "labkit" not in path.read_text(encoding="utf-8").replace("Memory Lab's labkit", "")
+    rate = 0.05 if recipe.optimizer == "sgd" else 0.01
+    out = tmp_path / "out"
+    usual = [tiny.parent / "my.txt", "--lr", rate, "--save-every", 2]
+    whole = losses(torchrun(path, tmp_path, *usual, "--steps", 4, "--out", tmp_path / "whole"))
+    assert len(whole) == 4
+    assert whole[-1] < whole[0]
+    torchrun(path, tmp_path / "first", *usual, "--steps", 2, "--out", out)
+    again = losses(torchrun(path, tmp_path / "second", *usual, "--steps", 4, "--out", out))
+    assert again == whole[2:]
+    assert_loadable(out, recipe, tiny)
+
+
+def test_a_killed_run_goes_on(tiny, tmp_path):
+    path = train_script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
+    out = tmp_path / "out"
+    usual = [tiny.parent / "my.txt", "--save-every", 2, "--out", out]
+    (process,) = start(path, tmp_path / "first", *usual, "--steps", 10_000)
+    while not (out / "step-4" / ".metadata").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    psutil.Process(process.pid).children()[0].kill()
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "exitcode  : -9" in printed
+    done = max(int(p.parent.name[5:]) for p in out.glob("step-*/.metadata"))
+    again = torchrun(path, tmp_path / "second", *usual, "--steps", done + 2)
+    steps = [line.partition(":")[0] for line in again.splitlines() if line.startswith("step ")]
+    assert steps == [f"step {done + 1}", f"step {done + 2}"]
+
+
+def test_two_machines(tiny, tmp_path):
+    """Two of torchrun's agents, which find each other by address, as on a cluster."""
+    path = train_script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    usual = [tiny.parent / "my.txt", "--lr", 0.01, "--steps", 4]
+    one = losses(torchrun(path, tmp_path, *usual, "--out", tmp_path / "one"))
+    two = losses(torchrun(path, tmp_path, *usual, "--out", tmp_path / "two", nodes=2, port=port))
+    assert two == one
+
+
+def test_a_shared_script_says_how_it_is_started(tiny, tmp_path):
+    path = train_script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
+    done = subprocess.run(
+        [sys.executable, str(path), str(tiny.parent / "my.txt")], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "start it with torchrun" in done.stderr
+    assert "torchrun --nproc-per-node 2" in path.read_text(encoding="utf-8")

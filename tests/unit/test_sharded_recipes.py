@@ -1,0 +1,147 @@
+"""Recipes whose model several GPUs share: simulated as they run, and refused where they cannot."""
+
+import json
+
+import pytest
+import rank_jobs
+from transformers import LlamaConfig
+
+import labkit as lab
+from labkit import candidates
+from labkit.catalogue import GPUS
+from labkit.estimates import recipe_log
+from labkit.memory import InputError
+from labkit.recipes import Recipe
+
+CARD = GPUS["h100"]
+CONFIG = LlamaConfig(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=7, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=512,
+)  # fmt: skip
+RECIPES = {
+    "plain": {},
+    "bf16 units": {"precision": "amp-bf16"},
+    "bf16, SGD": {"precision": "bf16", "optimizer": "sgd"},
+    "checkpointing, chunked loss": {"checkpointing": True, "chunked_loss": True},
+    "on the host": {"offload": "weights", "checkpointing": True},
+    "accumulated": {"accumulate": 3},
+    "LoRA": {"lora": 4, "checkpointing": True, "precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("settings", RECIPES.values(), ids=RECIPES)
+def test_extended_and_whole_trace_agree(settings):
+    recipe = Recipe(batch_size=2, seq_len=32, ranks=8, **settings)
+    found, whole = (recipe_log(CONFIG, recipe, CARD, exact=exact) for exact in (False, True))
+    assert (found.exact, whole.exact) == (False, True)
+    assert found.log[2:] == whole.log[2:]  # flops, bytes moved, bytes sent
+    for device in ("cpu:0", "cpu"):
+        made, traced = (log.trace.peak(device) for log in (found.log, whole.log))
+        assert made.by_category == traced.by_category
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"checkpointing": True, "chunked_loss": True},
+        {"lora": 4, "optimizer": "sgd", "accumulate": 2},
+    ],
+    ids=["plain", "checkpointing, chunked loss", "LoRA"],
+)
+def test_simulated_as_two_real_ranks(settings, tied):
+    recipe = Recipe(batch_size=2, seq_len=96, ranks=2, **settings)
+    job = {"record": json.dumps(recipe.to_dict()), "tied": tied}
+    real = lab.launch(rank_jobs.recipe, ranks=2, steps=3, **job)
+    fake = lab.simulate(rank_jobs.recipe, ranks=2, **job)
+    # Gloo's copies of what it sums live a little longer on one rank or the other.
+    assert min(run.peak_bytes for run in real) == pytest.approx(fake.peak_bytes, rel=0.02)
+    for run in real:
+        assert run.sent_bytes == fake.sent_bytes > 0
+        assert run.bytes_of("optimizer") == fake.bytes_of("optimizer")
+        assert run.losses[-1] < 6  # random bytes would give 5.5, and a broken model far more
+    assert real[0].losses != real[1].losses  # each has rows of its own
+
+
+def test_states_are_divided_and_frozen_weights_too():
+    alone, shared = (
+        lab.estimate("Llama-3.1-8B", gpu="h100", precision="bf16", ranks=ranks) for ranks in (1, 8)
+    )
+    ratio = shared.by_category["optimizer"] / alone.by_category["optimizer"]
+    assert ratio == pytest.approx(1 / 8, rel=1e-3)
+    alone, shared = (
+        lab.estimate("Llama-3.1-8B", gpu="h100", precision="bf16", lora=8, ranks=ranks)
+        for ranks in (1, 8)
+    )
+    held = shared.by_category["weights"]
+    assert alone.by_category["weights"] / 8 < held < alone.by_category["weights"] / 4
+
+
+def test_estimate_says_what_is_sent():
+    found = lab.estimate("SmolLM2-135M", gpu="t4", ranks=4)
+    parameters = candidates.sizes_of(lab.models.config("SmolLM2-135M")).parameters
+    # Gathered for forward, again for backward (but for the root and the last layer), summed once.
+    most = 3 * 4 * parameters * 3 // 4
+    assert 0.7 * most < found.sent_bytes < most
+    from labkit.planning_text import estimate_text
+
+    assert "sends" in estimate_text(found)
+    assert found.to_dict()["sent_bytes"] == found.sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "amp-fp16"}, "gradient scaler"),
+        ({"optimizer": "adamw8bit"}, "its own part"),
+        ({"optimizer": "adafactor"}, "its own part"),
+        ({"quantize": "nf4", "lora": 8}, "cut by rows"),
+        ({"optimizer_in_backward": True}, "summed it"),
+        ({"offload": "activations"}, "shares as a whole"),
+        ({"offload": "optimizer"}, "shares as a whole"),
+        ({"ranks": 0}, "ranks must be"),
+        ({"ranks": 10**6}, "ranks must be"),
+        ({"ranks": True}, "ranks must be"),
+    ],
+)
+def test_contradictions(settings, message):
+    with pytest.raises(InputError, match=message):
+        Recipe(**{"ranks": 2, **settings})
+
+
+def test_a_recipe_for_many_is_not_run_by_one():
+    experiment = Recipe(ranks=2).experiment("SmolLM2-tiny")
+    with pytest.raises(InputError, match=r"shares a model among 2 ranks, and here there is one"):
+        lab.simulate(experiment)
+    with pytest.raises(InputError, match="here there are 4"):
+        lab.simulate(experiment, ranks=4)
+
+
+def test_json_there_and_back():
+    recipe = Recipe(ranks=8, precision="amp-bf16")
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    assert "sharded over 8" in str(recipe)
+
+
+# --- advice ---------------------------------------------------------------------------------------
+
+
+def test_several_cards_may_share_what_one_cannot_hold():
+    alone = lab.advise("Llama-3.2-1B", "t4", only="full")
+    shared = lab.advise("Llama-3.2-1B", "t4", gpus=4, only="full")
+    assert "same" not in alone.best or alone.best["same"].recipe.offload != "none"
+    best = shared.best["same"]
+    assert best.recipe.ranks == 4
+    assert best.sent_bytes > 0
+    assert any("one model for all 4 GPUs" in sentence for sentence in best.costs)
+
+
+def test_bounds_that_need_no_simulation_are_bounds():
+    sizes = candidates.sizes_of(CONFIG)
+    for way in candidates.ways(CARD, 32, None)[::3]:
+        for rung in candidates.rungs(way, CARD, 8):
+            least = candidates.least_bytes(rung, sizes, 8)
+            if rung.ranks > 1:
+                found = lab.estimate(CONFIG, gpu=CARD, recipe=rung)
+                assert least <= found.peak_reserved_bytes

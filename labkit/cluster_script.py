@@ -7,31 +7,32 @@ its last complete one, with as many ranks as there are then.
 Limits: the learning rate is constant, nothing is evaluated, and a checkpoint is never removed.
 """
 
+from textwrap import indent
+from typing import Any
+
+from labkit import script_parts
 from labkit.models import dtype_of
-from labkit.recipes import ALL_LINEAR, CHUNK_TOKENS, Recipe
+from labkit.recipes import Recipe
 
 
-def parts(recipe: Recipe, *, default: str, rate: float, optimizer: str, text: str) -> list[str]:
-    """The script's parts, without its heading.
-
-    Args:
-        recipe: how to train; ``ranks`` are those of the run that starts it.
-        default: the option by which the script knows its model.
-        rate: the learning rate.
-        optimizer: what makes the optimizer of the list ``trained``.
-        text: what turns a text file into ``rows``.
-    """
+def parts(recipe: Recipe, model: Any) -> list[str]:
+    """The script's parts, without its heading. Arguments as `labkit.train_script.script`."""
+    arguments = script_parts.arguments(
+        recipe, model, shape="  # of each GPU", out="folder for checkpoints and the result",
+        more=_SAVE_EVERY,
+    )  # fmt: skip
     return [
-        _imports(recipe), _arguments(recipe, default, rate), _GROUP, text, _model(recipe),
-        _loss(recipe), _UNITS.format(options=_options(recipe)), _WEIGHTS,
-        _OPTIMIZER.format(new=optimizer), _CHECKPOINTS, _loop(recipe), _END,
+        _imports(recipe), arguments, _GROUP, script_parts.TEXT, _model(recipe),
+        script_parts.chunked_loss(recipe), _loss(recipe), _UNITS.format(options=_options(recipe)),
+        _WEIGHTS, _OPTIMIZER.format(new=script_parts.new_optimizer(recipe, "trained")),
+        _CHECKPOINTS, _DRAWING, script_parts.with_attention(recipe, _loop(recipe)), _END,
     ]  # fmt: skip
 
 
 def _imports(recipe: Recipe) -> str:
     policies = ["CPUOffloadPolicy"] * (recipe.offload == "weights")
     policies += ["MixedPrecisionPolicy"] * (recipe.precision == "amp-bf16")
-    lines = {
+    return script_parts.imports({
         "import argparse": True,
         "import os": True,
         "import sys": True,
@@ -47,25 +48,12 @@ def _imports(recipe: Recipe) -> str:
         "from torch.nn.attention import SDPBackend, sdpa_kernel": recipe.attention == "flash",
         "from torch.utils.checkpoint import checkpoint": recipe.chunked_loss,
         "from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer": True,
-    }
-    return "\n".join(line for line, needed in lines.items() if needed) + "\n"
+    })  # fmt: skip
 
 
-def _arguments(recipe: Recipe, default: str, rate: float) -> str:
-    accumulate = f"\nACCUMULATE = {recipe.accumulate}" if recipe.accumulate > 1 else ""
-    return f"""
-BATCH_SIZE, SEQ_LEN = {recipe.batch_size}, {recipe.seq_len}  # of each GPU{accumulate}
-
-parser = argparse.ArgumentParser()
-parser.add_argument("text", help="a text file to train on")
-parser.add_argument("--model", {default})  # folder or hub id
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--lr", type=float, default={rate!r}, help="learning rate")
-parser.add_argument("--out", default="trained", help="folder for checkpoints and the result")
-parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
-args = parser.parse_args()
+_SAVE_EVERY = """\
+parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints; 0: none")
 """
-
 
 _GROUP = """
 if "RANK" not in os.environ:
@@ -83,9 +71,6 @@ torch.manual_seed(0)
 def _model(recipe: Recipe) -> str:
     attention = "eager" if recipe.attention == "eager" else "sdpa"
     kind = f'{{"dtype": {dtype_of(recipe.precision)}, "attn_implementation": "{attention}"}}'
-    targets = ALL_LINEAR[0] if recipe.lora_targets == ALL_LINEAR else list(recipe.lora_targets)
-    lora = f"LoraConfig(r={recipe.lora}, target_modules={targets!r}, "
-    lora = lora.replace("'", '"') + 'task_type="CAUSAL_LM")'
     text = f"""
 # The model without memory. Rank 0 alone reads the weights.
 kind = {kind}
@@ -96,15 +81,11 @@ model.train()
 plain, weights, buffers = model, {{}}, {{}}
 """
     if recipe.checkpointing:
-        text += """
-# Every layer's activations are recomputed in backward (transformers 5.23 renamed the switch).
-switch = getattr(model, "activation_checkpointing_enable", None)
-(switch or model.gradient_checkpointing_enable)({"use_reentrant": False})
-"""
+        text += script_parts.CHECKPOINTING
     if recipe.lora:
         text += f"""
 # Only adapters are trained.
-lora = {lora}
+lora = {script_parts.adapters(recipe)}
 with torch.device("meta"):
     model = get_peft_model(model, lora)
 """
@@ -120,21 +101,10 @@ if rank == 0:
 
 
 def _loss(recipe: Recipe) -> str:
-    if not recipe.chunked_loss:
-        return _LOSS.format(loss="model(input_ids=ids, labels=ids).loss")
-    return f'''
-
-def chunked_loss(ids):
-    """Mean cross-entropy of the next token; logits exist for a piece of the batch at a time."""
-    hidden = plain.base_model(input_ids=ids).last_hidden_state[:, :-1].flatten(0, 1)
-    labels, head = ids[:, 1:].flatten(), plain.get_output_embeddings()
-
-    def piece(rows, targets):
-        return torch.nn.functional.cross_entropy(head(rows).float(), targets, reduction="sum")
-
-    pieces = zip(hidden.split({CHUNK_TOKENS}), labels.split({CHUNK_TOKENS}), strict=True)
-    return sum(checkpoint(piece, *pair, use_reentrant=False) for pair in pieces) / labels.numel()
-''' + _LOSS.format(loss="chunked_loss(ids)")
+    chunked = "chunked_loss(ids)"
+    return _LOSS.format(
+        loss=chunked if recipe.chunked_loss else "model(input_ids=ids, labels=ids).loss"
+    )
 
 
 _LOSS = '''
@@ -199,9 +169,11 @@ optimizer = {new}
 """
 
 _CHECKPOINTS = """
-# A run that is started again goes on after its last complete checkpoint.
+# A run that is started again goes on after its last complete checkpoint: the one that rank 0 sees.
 complete = [int(path.parent.name[5:]) for path in Path(args.out).glob("step-*/.metadata")]
-done = max(complete, default=0)
+last = [max(complete, default=0)]
+dist.broadcast_object_list(last, device=torch.device("cpu"))
+done = last[0]
 if done:
     state = dict(zip(("model", "optimizer"), parts.get_state_dict(model, optimizer), strict=True))
     dcp.load(state, checkpoint_id=Path(args.out, f"step-{done}"))
@@ -212,43 +184,36 @@ if done:
 
 
 def _loop(recipe: Recipe) -> str:
-    many = recipe.accumulate > 1
-    context = ""
-    if recipe.attention == "flash":
-        context = "with sdpa_kernel(SDPBackend.FLASH_ATTENTION):\n"
-    body = ["ids = rows[torch.randint(len(rows), (BATCH_SIZE,), generator=drawing)]"]
-    body += ["if step <= done:", "    continue  # drawn all the same: what follows stays the same"]
-    body += [context + ("    " if context else "") + "loss = loss_of(ids.to(device))"]
-    body += ["(loss / ACCUMULATE).backward()" if many else "loss.backward()"]
-    if many:
-        body = ["for _ in range(ACCUMULATE):", *(f"    {line}" for line in _lines(body))]
-    else:
-        body = _lines(body)
-    body += _lines(_STEP.splitlines())
-    if many:
-        body.insert(body.index("optimizer.step()"), "if step <= done:\n    continue")
-        body = _lines(body)
-    inner = "".join(f"    {line}\n" if line else "\n" for line in body)
-    return (
-        "\ndrawing = torch.Generator().manual_seed(rank)  # each rank has rows of its own\n"
-        f"for step in range(1, args.steps + 1):\n{inner}"
-    )
+    shape, passes = "(BATCH_SIZE,)", _ONE_PASS
+    if recipe.accumulate > 1:
+        shape, passes = "(ACCUMULATE, BATCH_SIZE)", _PASSES
+    return _LOOP.format(shape=shape, passes=indent(passes, "    "))
 
 
-def _lines(pieces: list[str]) -> list[str]:
-    return [line for piece in pieces for line in piece.split("\n")]
+_ONE_PASS = """loss = loss_of(rows[drawn].to(device))
+loss.backward()"""
+_PASSES = """for some in drawn:
+    loss = loss_of(rows[some].to(device))
+    (loss / ACCUMULATE).backward()"""
 
-
-_STEP = """optimizer.step()
-optimizer.zero_grad()
-mean = loss.detach() / ranks
-dist.all_reduce(mean)
-if rank == 0:
-    print(f"step {step}: loss {mean.item():.4f}", flush=True)
-if step % args.save_every == 0:
-    state = parts.get_state_dict(model, optimizer)
-    state = dict(zip(("model", "optimizer"), state, strict=True))
-    dcp.save(state, checkpoint_id=Path(args.out, f"step-{step}"))"""
+_DRAWING = "drawing = torch.Generator().manual_seed(rank)  # each rank has rows of its own"
+_LOOP = """\
+for step in range(1, args.steps + 1):
+    drawn = torch.randint(len(rows), {shape}, generator=drawing)
+    if step <= done:
+        continue  # drawn all the same: what follows stays the same
+{passes}
+    optimizer.step()
+    optimizer.zero_grad()
+    mean = loss.detach() / ranks
+    dist.all_reduce(mean)
+    if rank == 0:
+        print(f"step {{step}}: loss {{mean.item():.4f}}", flush=True)
+    if args.save_every and step % args.save_every == 0:
+        state = parts.get_state_dict(model, optimizer)
+        state = dict(zip(("model", "optimizer"), state, strict=True))
+        dcp.save(state, checkpoint_id=Path(args.out, f"step-{{step}}"))
+"""
 
 _END = """
 gathered = parts.StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -109,8 +109,8 @@ def chunked_loss(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 # Fields of configs by which some models change the logits; 1 or None leaves them alone.
-_CHANGES_LOGITS = ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier",
-                   "logits_soft_cap", "unpadded_vocab_size")  # fmt: skip
+CHANGES_LOGITS = ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier",
+                  "logits_soft_cap", "unpadded_vocab_size")  # fmt: skip
 
 
 def _output_layer(plain: Any) -> tuple[torch.nn.Module, float | None]:
@@ -118,7 +118,7 @@ def _output_layer(plain: Any) -> tuple[torch.nn.Module, float | None]:
     head, settings = plain.get_output_embeddings(), plain.config
     inside = {id(p) for part in (plain.base_model, head) if part is not None
               for p in part.parameters()}  # fmt: skip
-    changed = any(getattr(settings, name, None) not in (None, 1) for name in _CHANGES_LOGITS)
+    changed = any(getattr(settings, name, None) not in (None, 1) for name in CHANGES_LOGITS)
     if head is None or changed or any(id(p) not in inside for p in plain.parameters()):
         raise InputError(
             f"{type(plain).__name__} does more to its logits than one layer and a soft cap, so its "

@@ -9,22 +9,18 @@ Limits: one GPU else. The learning rate is constant, and a starting point: what 
 model and the text. Nothing is evaluated and no checkpoint is kept on the way.
 """
 
-import json
 import re
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from labkit import cluster_script
+from labkit import cluster_script, script_parts
 from labkit.memory import InputError, format_bytes
 from labkit.model_source import find_config
-from labkit.models import MODELS, autocast_dtype, dtype_of
-from labkit.recipes import ALL_LINEAR, CHUNK_TOKENS, Recipe
+from labkit.models import autocast_dtype, dtype_of
+from labkit.recipes import Recipe
 
-_RATES = {"sgd": 1e-2}
-_FULL_RATE, _LORA_RATE = 2e-5, 2e-4
 _DEFINES = ("def ", "class ", "@")
-_HUB_PAGE = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)")
 
 
 def write_script(
@@ -62,17 +58,15 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
     """
     heading = _heading(recipe, model, needed_bytes, gpu)
     if recipe.ranks > 1:
-        shared = cluster_script.parts(
-            recipe, default=_default(model), rate=_rate(recipe), text=_TEXT,
-            optimizer=_new_optimizer(recipe, "trained"),
-        )  # fmt: skip
-        return _joined([part.strip("\n") for part in (heading, *shared)])
-    parts = [
-        heading, _imports(recipe), _arguments(recipe, model),
-        _TEXT, _model(recipe), _adapters(recipe), _host_weights(recipe), _loss(recipe),
-        _host_activations(recipe), _optimizer(recipe), _loop(recipe), _END,
-    ]  # fmt: skip
-    return _joined([part.strip("\n") for part in parts if part])
+        parts = cluster_script.parts(recipe, model)
+    else:
+        arguments = script_parts.arguments(recipe, model, out="folder for the result")
+        parts = [
+            _imports(recipe), arguments + _DEVICE, script_parts.TEXT, _model(recipe),
+            _adapters(recipe), _host_weights(recipe), _loss(recipe), _host_activations(recipe),
+            _optimizer(recipe), script_parts.with_attention(recipe, _loop(recipe)), _END,
+        ]  # fmt: skip
+    return _joined([part.strip("\n") for part in (heading, *parts) if part])
 
 
 def _joined(parts: list[str]) -> str:
@@ -83,18 +77,6 @@ def _joined(parts: list[str]) -> str:
         defining = above.startswith(_DEFINES) or part.startswith(_DEFINES)
         text += ("\n\n\n" if defining else "\n\n") + part
     return text + "\n"
-
-
-def weights_of(model: Any) -> str | None:
-    """Where the weights of ``model`` are: a hub id or a folder; None where nobody has them."""
-    name = find_config(model)[0]
-    if not isinstance(model, str | Path):
-        return None
-    if name in MODELS and str(model).lower() == name.lower():
-        page = _HUB_PAGE.search(MODELS[name].source)
-        return page[1] if page else None
-    path = Path(model).expanduser()
-    return str(path.resolve().parent if path.is_file() else path) if path.exists() else str(model)
 
 
 def _heading(recipe: Recipe, model: Any, needed_bytes: int | None, gpu: str) -> str:
@@ -126,7 +108,7 @@ def _imports(recipe: Recipe) -> str:
     names = ["AutoModelForCausalLM", "AutoTokenizer"]
     names += ["BitsAndBytesConfig"] * bool(recipe.quantize)
     checkpoints = recipe.chunked_loss or recipe.offload == "weights"
-    lines = {
+    return script_parts.imports({
         "import argparse": True,
         "import functools": recipe.offload == "weights",
         "import sys": True,
@@ -139,43 +121,10 @@ def _imports(recipe: Recipe) -> str:
         "from torch.nn.attention import SDPBackend, sdpa_kernel": recipe.attention == "flash",
         "from torch.utils.checkpoint import checkpoint": checkpoints,
         f"from transformers import {', '.join(names)}": True,
-    }
-    return "\n".join(line for line, needed in lines.items() if needed) + "\n"
+    })  # fmt: skip
 
 
-def _arguments(recipe: Recipe, model: Any) -> str:
-    accumulate = f"\nACCUMULATE = {recipe.accumulate}" if recipe.accumulate > 1 else ""
-    return f"""
-BATCH_SIZE, SEQ_LEN = {recipe.batch_size}, {recipe.seq_len}{accumulate}
-
-parser = argparse.ArgumentParser()
-parser.add_argument("text", help="a text file to train on")
-parser.add_argument("--model", {_default(model)})  # folder or hub id
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--lr", type=float, default={_rate(recipe)!r}, help="learning rate")
-parser.add_argument("--out", default="trained", help="folder for the result")
-args = parser.parse_args()
-device = "cuda" if torch.cuda.is_available() else "cpu"
-"""
-
-
-def _default(model: Any) -> str:
-    default = weights_of(model)
-    return f"default={json.dumps(default)}" if default else "required=True"
-
-
-def _rate(recipe: Recipe) -> float:
-    return _RATES.get(recipe.optimizer, _LORA_RATE if recipe.lora else _FULL_RATE)
-
-
-_TEXT = """
-# The text as rows of SEQ_LEN tokens.
-tokenizer = AutoTokenizer.from_pretrained(args.model)
-tokens = tokenizer(Path(args.text).read_text(encoding="utf-8"), verbose=False)["input_ids"]
-rows = torch.tensor(tokens[: len(tokens) // SEQ_LEN * SEQ_LEN]).view(-1, SEQ_LEN)
-if not len(rows):
-    sys.exit(f"{args.text} has {len(tokens)} tokens, and one row needs {SEQ_LEN}")
-"""
+_DEVICE = 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
 
 
 def _model(recipe: Recipe) -> str:
@@ -190,15 +139,8 @@ def _model(recipe: Recipe) -> str:
     text += f"model = AutoModelForCausalLM.from_pretrained(\n    args.model,{lines}\n){move}\n"
     text += "model.config.use_cache = False\nmodel.train()\n"
     if recipe.checkpointing and recipe.offload != "weights":
-        text += _CHECKPOINTING
+        text += script_parts.CHECKPOINTING
     return "\n" + text
-
-
-_CHECKPOINTING = """
-# Every layer's activations are recomputed in backward (transformers 5.23 renamed the switch).
-switch = getattr(model, "activation_checkpointing_enable", None)
-(switch or model.gradient_checkpointing_enable)({"use_reentrant": False})
-"""
 
 
 def _quantising(recipe: Recipe) -> str:
@@ -216,13 +158,11 @@ def _quantising(recipe: Recipe) -> str:
 def _adapters(recipe: Recipe) -> str:
     if not recipe.lora:
         return ""
-    all_of_them = recipe.lora_targets == ALL_LINEAR
-    targets = json.dumps(ALL_LINEAR[0] if all_of_them else list(recipe.lora_targets))
-    return (
-        "\n# Only adapters are trained.\n"
-        f'lora = LoraConfig(r={recipe.lora}, target_modules={targets}, task_type="CAUSAL_LM")\n'
-        "model = get_peft_model(model, lora)\n"
-    )
+    return f"""
+# Only adapters are trained.
+lora = {script_parts.adapters(recipe)}
+model = get_peft_model(model, lora)
+"""
 
 
 def _host_weights(recipe: Recipe) -> str:
@@ -263,23 +203,8 @@ for layer in layers:
 def _loss(recipe: Recipe) -> str:
     if not recipe.chunked_loss:
         return ""
-    inner = "model.get_base_model()" if recipe.lora else "model"
-    return f'''
-
-def chunked_loss(ids):
-    """Mean cross-entropy of the next token; logits exist for a piece of the batch at a time."""
-    plain = {inner}
-    hidden = plain.base_model(input_ids=ids).last_hidden_state[:, :-1].flatten(0, 1)
-    labels, head = ids[:, 1:].flatten(), plain.get_output_embeddings()
-
-    def piece(rows, targets):
-        return torch.nn.functional.cross_entropy(head(rows).float(), targets, reduction="sum")
-
-    pieces = zip(hidden.split({CHUNK_TOKENS}), labels.split({CHUNK_TOKENS}), strict=True)
-    return sum(checkpoint(piece, *pair, use_reentrant=False) for pair in pieces) / labels.numel()
-
-
-'''
+    plain = "model.get_base_model()" if recipe.lora else "model"
+    return f"plain = {plain}{script_parts.chunked_loss(recipe)}"
 
 
 def _host_activations(recipe: Recipe) -> str:
@@ -305,23 +230,14 @@ def unpack(packed):
 """
 
 
-def _new_optimizer(recipe: Recipe, parameters: str) -> str:
-    home, kind = {
-        "adamw": ("torch", "AdamW"), "sgd": ("torch", "SGD"), "adafactor": ("torch", "Adafactor"),
-        "adamw8bit": ("bitsandbytes", "AdamW8bit"),
-        "paged-adamw8bit": ("bitsandbytes", "PagedAdamW8bit"),
-    }[recipe.optimizer]  # fmt: skip
-    return f"{home}.optim.{kind}({parameters}, lr=args.lr)"
-
-
 def _optimizer(recipe: Recipe) -> str:
     text = "trained = [p for p in model.parameters() if p.requires_grad]\n"
     if recipe.optimizer_in_backward:
-        text += _IN_BACKWARD.replace("NEW", _new_optimizer(recipe, "[parameter]"))
+        text += _IN_BACKWARD.replace("NEW", script_parts.new_optimizer(recipe, "[parameter]"))
     elif recipe.offload == "optimizer":
-        text += _HOST_OPTIMIZER.replace("NEW", _new_optimizer(recipe, "copies"))
+        text += _HOST_OPTIMIZER.replace("NEW", script_parts.new_optimizer(recipe, "copies"))
     else:
-        text += f"optimizer = {_new_optimizer(recipe, 'trained')}\n"
+        text += f"optimizer = {script_parts.new_optimizer(recipe, 'trained')}\n"
     if recipe.precision == "amp-fp16":
         text += "scaler = torch.amp.GradScaler(device)  # float16 gradients would vanish\n"
     return "\n" + text
@@ -378,8 +294,6 @@ optimizer = HostOptimizer(trained)
 def _loop(recipe: Recipe) -> str:
     loss = "chunked_loss(ids)" if recipe.chunked_loss else "model(input_ids=ids, labels=ids).loss"
     contexts = []
-    if recipe.attention == "flash":
-        contexts.append("sdpa_kernel(SDPBackend.FLASH_ATTENTION)")
     if recipe.offload == "activations":
         contexts.append("saved_tensors_hooks(pack, unpack)")
     if computed_in := autocast_dtype(recipe.precision):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import labkit as lab
-from labkit import models, train_script
+from labkit import models, script_parts, train_script
 from labkit.memory import InputError
 from labkit.ranks import rank_environment
 from labkit.recipes import Recipe
@@ -131,7 +131,54 @@ def test_a_script_takes_what_its_recipe_does(name, tiny, tmp_path, monkeypatch):
 def test_a_script_is_short(name):
     lines = train_script.script(RECIPES[name], model="SmolLM2-135M").splitlines()
     assert max(map(len, lines)) <= 100
-    assert len(lines) <= 110
+    assert len(lines) <= 120
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_checkpoints_run_attention_again_under_its_kernel(ranks):
+    """Backward is inside the block that names the kernel, or it would take another there."""
+    recipe = Recipe(attention="flash", precision="amp-bf16", checkpointing=True, ranks=ranks)
+    tree = ast.parse(train_script.script(recipe, model="GPT-2"))
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)
+              and "FLASH_ATTENTION" in ast.unparse(node.items[0])]  # fmt: skip
+    assert len(blocks) == 1
+    assert "backward()" in ast.unparse(blocks[0])
+
+
+def test_the_chunked_loss_of_a_model_with_a_soft_cap(tiny, tmp_path, monkeypatch, capsys):
+    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(**SIZE, head_dim=16, final_logit_softcapping=0.5)
+    folder = tmp_path / "gemma"
+    model = Gemma2ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight *= 40  # far beyond the cap
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
+    for name, chunked in (("whole", False), ("chunked", True)):
+        path = tmp_path / f"{name}.py"
+        train_script.write_script(
+            path, Recipe(chunked_loss=chunked, attention="eager", **SHAPE), model=folder
+        )
+        out = tmp_path / name
+        run_script(path, monkeypatch, tiny.parent / "my.txt", "--steps", 2, "--out", out)
+    found = losses(capsys.readouterr().out)
+    assert found[:2] == pytest.approx(found[2:], abs=2e-4)
+
+
+def test_a_model_whose_logits_the_chunked_loss_does_not_know(tiny, tmp_path, monkeypatch):
+    from transformers import AutoTokenizer
+
+    config = models.config("SmolLM2-135M", **SIZE)
+    config.logit_scale = 0.5
+    folder = tmp_path / "scaled"
+    models.model("SmolLM2-135M", **SIZE).save_pretrained(folder)
+    config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
+    path = train_script.write_script(tmp_path / "t.py", RECIPES["chunked loss"], model=tiny)
+    with pytest.raises(SystemExit, match="the chunked loss does not know"):
+        run_script(path, monkeypatch, tiny.parent / "my.txt", "--model", folder)
 
 
 def test_a_script_holds_only_what_its_recipe_needs():
@@ -154,9 +201,9 @@ def test_where_the_weights_come_from(model, default):
 
 
 def test_a_folder_is_its_own_weights(tiny):
-    assert train_script.weights_of(tiny) == str(tiny)
-    assert train_script.weights_of(tiny / "config.json") == str(tiny)
-    assert train_script.weights_of(models.config("GPT-2")) is None
+    assert script_parts.weights_of(tiny) == str(tiny)
+    assert script_parts.weights_of(tiny / "config.json") == str(tiny)
+    assert script_parts.weights_of(models.config("GPT-2")) is None
 
 
 def test_a_folder_with_a_strange_name(tiny, tmp_path):
@@ -275,7 +322,7 @@ def test_two_machines(tiny, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    usual = [tiny.parent / "my.txt", "--lr", 0.01, "--steps", 4]
+    usual = [tiny.parent / "my.txt", "--lr", 0.01, "--steps", 4, "--save-every", 0]
     one = losses(torchrun(path, tmp_path, *usual, "--out", tmp_path / "one"))
     two = losses(torchrun(path, tmp_path, *usual, "--out", tmp_path / "two", nodes=2, port=port))
     assert two == one

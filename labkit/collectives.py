@@ -5,7 +5,8 @@ messages: of N ranks each sends (N − 1)/N of the whole in a gather or a scatte
 an all-reduce, which is both (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
 
 Limits: headers, and the tree algorithms for small messages, are left out. Fractions of a byte are
-dropped. What one rank alone sends (``scatter``, ``gather``) is counted evenly for all.
+dropped. A broadcast and a reduction to one rank are counted evenly for all; of a ``scatter`` only
+its source sends, of a ``gather`` all but its target.
 """
 
 from typing import Any
@@ -14,6 +15,9 @@ import torch
 
 #: Namespaces of the operators that talk to other ranks.
 COLLECTIVES = ("c10d", "_c10d_functional")
+
+# From one rank to another, or all from or to one.
+_DIRECT = ("send", "isend", "batch_p2p_ops", "gather_", "scatter_")
 
 # How often the whole passes through each rank's link, in units of (N − 1)/N; the whole is the
 # largest of the operands: an all-gather's result, a reduce-scatter's input.
@@ -34,8 +38,6 @@ _ROUNDS = {
     "broadcast_": 1,
     "broadcast": 1,
     "reduce_": 1,
-    "gather_": 1,
-    "scatter_": 1,
     "allgather_coalesced_": 1,
     "allreduce_": 2,
     "allreduce_coalesced_": 2,
@@ -53,9 +55,9 @@ def sent_bytes(func: Any, args: tuple) -> int:
         func: an operator of one of `COLLECTIVES`.
         args: its positional arguments: tensors, and the process group or its name.
     """
-    name = func.__name__.partition(".")[0]
-    if name == "send":
-        return _nbytes(args[0])
+    name = func.__name__.partition(".")[0].removesuffix("_out")  # the result is a keyword there
+    if name in _DIRECT:
+        return _sent_directly(name, args)
     rounds = _ROUNDS.get(name, 0)
     if not rounds:
         return 0
@@ -64,6 +66,19 @@ def sent_bytes(func: Any, args: tuple) -> int:
     if name.startswith("all_gather"):  # the functional form is not handed its result
         whole_bytes *= ranks
     return rounds * whole_bytes * (ranks - 1) // ranks
+
+
+def _sent_directly(name: str, args: tuple) -> int:
+    if name == "batch_p2p_ops":
+        kinds, *_, tensors, _ = args
+        return sum(_nbytes(t) for kind, t in zip(kinds, tensors, strict=True) if kind == "isend")
+    if name == "gather_":
+        results, own, *_ = args
+        return 0 if results else _nbytes(own)  # its target is handed a place for them
+    if name == "scatter_":
+        ranks = _group_size(args)
+        return _nbytes(args[1]) * (ranks - 1) // ranks  # the others have nothing to hand out
+    return _nbytes(args[0])
 
 
 def _nbytes(tree: Any) -> int:

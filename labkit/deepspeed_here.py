@@ -25,7 +25,7 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,13 @@ class Traffic:
     read_bytes: int = 0
     written_bytes: int = 0
     waited_seconds: float = 0.0
-    _written: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    _written: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict, repr=False)
+
+    def _note(self, path: str, start: int, nbytes: int, checksum: int) -> None:
+        """What now stands at ``start`` of the file, in place of all that it overlaps."""
+        there = self._written.get(path, {}).items()
+        apart = {at: had for at, had in there if at + had[0] <= start or start + nbytes <= at}
+        self._written[path] = apart | {start: (nbytes, checksum)}
 
 
 def prepare(*, nvme: bool = True) -> Traffic:
@@ -136,7 +142,7 @@ def watched(handle: type, traffic: Traffic) -> type:
     class Handle(handle):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.reading: list[tuple[torch.Tensor, str]] = []
+            self.reading: list[tuple[torch.Tensor, str, int]] = []
             self.pending = 0
 
         def async_pwrite(self, buffer: torch.Tensor, path: str, offset: int = 0) -> int:
@@ -146,7 +152,7 @@ def watched(handle: type, traffic: Traffic) -> type:
                 self.wait()  # a handle must not go while something is under way: it would abort
                 raise
             traffic.written_bytes += buffer.nbytes
-            traffic._written[path] = buffer.nbytes, _print_of(buffer)
+            traffic._note(path, offset, buffer.nbytes, _print_of(buffer))
             return self._begun(super().async_pwrite(buffer, path, offset), "written", path)
 
         def async_pread(self, buffer: torch.Tensor, path: str, offset: int = 0) -> int:
@@ -154,8 +160,9 @@ def watched(handle: type, traffic: Traffic) -> type:
                 self.wait()
                 raise OSError(errno.EIO, f"{path} is gone, or shorter than what was written there")
             traffic.read_bytes += buffer.nbytes
-            self.reading.append((buffer, path))
-            return self._begun(super().async_pread(buffer, path, offset), "read", path)
+            begun = self._begun(super().async_pread(buffer, path, offset), "read", path)
+            self.reading.append((buffer, path, offset))
+            return begun
 
         def new_cpu_locked_tensor(self, count: int, example: torch.Tensor) -> torch.Tensor:
             nbytes = count * example.element_size()
@@ -179,12 +186,12 @@ def watched(handle: type, traffic: Traffic) -> type:
         def wait(self) -> int:
             if not self.pending:
                 return 0
+            reading, self.reading, self.pending = self.reading, [], 0  # also if it fails
             started = time.perf_counter()
             done = super().wait()
             traffic.waited_seconds += time.perf_counter() - started
-            reading, self.reading, self.pending = self.reading, [], 0
-            for buffer, path in reading:
-                nbytes, expected = traffic._written.get(path, (0, 0))
+            for buffer, path, offset in reading:
+                nbytes, expected = traffic._written.get(path, {}).get(offset, (0, 0))
                 if nbytes == buffer.nbytes and _print_of(buffer) != expected:
                     raise OSError(errno.EIO, f"{path} does not hold what was written there")
             return done
@@ -238,8 +245,9 @@ def start(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
     with on_host():
         deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         engine, *_ = deepspeed.initialize(model=model, config=settings)
-    buckets = (bucket.buffer for bucket in engine.optimizer.ipg_buckets.values())
-    _move(_tracker(), (tensor for tensor in buckets if tensor is not None), "cpu")
+    if tracker := _tracker():
+        buckets = [bucket.buffer for bucket in engine.optimizer.ipg_buckets.values()]
+        tracker.count_as("cpu", [tensor for tensor in buckets if tensor is not None])
     return engine
 
 
@@ -254,30 +262,14 @@ def on_host(really: bool = True) -> Iterator[None]:
         really: False changes nothing, for a loop that serves without offloading too.
     """
     tracker = _tracker() if really else None
-    first = len(tracker._entries) if tracker else 0
-    yield
-    if tracker and hardware.device().type == "cpu":
-        alive = {ref.number for ref in tracker._numbers.values()}
-        for number in range(first, len(tracker._entries)):
-            _place(tracker, number, "host", alive=number in alive)
-
-
-def _move(tracker: Tracker | None, tensors: Iterable[torch.Tensor], device: str) -> None:
-    if tracker and hardware.device().type == "cpu":
-        for tensor in tensors:
-            for number, _ in tracker._met(tensor):
-                _place(tracker, number, device, alive=True)
-
-
-def _place(tracker: Tracker, number: int, device: str, *, alive: bool) -> None:
-    entry = tracker._entries[number]
-    if alive:
-        tracker.live_bytes[entry.device] -= entry.nbytes
-        tracker.live_bytes[device] += entry.nbytes
-    entry.device = device
+    with tracker.counting_as("host") if tracker else contextlib.nullcontext():
+        yield
 
 
 def _tracker() -> Tracker | None:
+    """The one that records now, where host and device are the same memory."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+    if hardware.device().type != "cpu":
+        return None
     return next((m for m in _get_current_dispatch_mode_stack() if isinstance(m, Tracker)), None)

@@ -10,8 +10,10 @@ or layers are not alike, it says so and the caller traces the whole model.
 Which of several equal storages a repeated stretch frees is decided as the traced log decided it:
 the oldest, the newest, or the n-th newest (backward frees in the opposite order of forward).
 
-Limits: for models whose layers are all alike from the second on (`repeats` looks). Module names in
-the stretches repeated are those of the layer that was traced.
+Limits: for models whose layers are all alike from the second on. `extend` sees two depths and takes
+that for granted: `repeats` looks at a model's layers, `same` compares with the trace of one layer
+more, which tells nothing of layers further up. Module names in the stretches repeated are those of
+the layer that was traced.
 """
 
 from collections import Counter, defaultdict
@@ -77,9 +79,33 @@ def extend(
             for index in range(stretch.start, stretch.stop):
                 if not log.add(index):
                     return None
-    marks = tuple(Mark(log.first[mark.index], mark.text) for mark in deeper.marks)
+    end = len(log.events)  # where a last step without events begins
+    marks = tuple(Mark(log.first.get(mark.index, end), mark.text) for mark in deeper.marks)
     work = _extended_work(shallow.work, deeper.work, layers - depths[1])
     return Trace(deeper.device, tuple(log.storages), tuple(log.events), marks, work)
+
+
+def same(one: Trace, other: Trace) -> bool:
+    """Whether two traces record the same: in each step the same events, and the same peak.
+
+    Names of modules and the order of events apart: an optimizer that goes through groups of small
+    tensors takes them in an order that depends on their number.
+    """
+    one, other = map(_single_lives, (one, other))
+    if one.marks != other.marks or one.work != other.work or _parts(one) != _parts(other):
+        return False
+    for start, stop in _parts(one):
+        looks, others = (
+            Counter(_looks(trace, event) for event in trace.events[start:stop])
+            for trace in (one, other)
+        )
+        if looks != others:
+            return False
+        for device in {device for *_, device, _ in looks}:
+            peaks = [trace.peak(device, start=start, stop=stop) for trace in (one, other)]
+            if peaks[0].by_category != peaks[1].by_category:
+                return False
+    return True
 
 
 # --- what the deeper log has more ---------------------------------------------------------------

@@ -50,6 +50,7 @@ for _ in range(100):
     except OSError:
         time.sleep(0.1)
 """
+_KEEPER_SECONDS = 15  # longer than it tries
 
 
 class Scratch:
@@ -79,7 +80,7 @@ class Scratch:
             start_new_session=True,  # Ctrl-C is not for it
         )
 
-        self.close = weakref.finalize(self, _remove, keeper, self.path)
+        self.close = weakref.finalize(self, _remove, keeper, self.path, os.getpid())
         """Remove the folder and all that is in it, now."""
 
     def __enter__(self) -> Path:
@@ -89,9 +90,15 @@ class Scratch:
         self.close()
 
 
-def _remove(keeper: subprocess.Popen, path: Path) -> None:
-    keeper.communicate()  # closes its input: it removes the folder, and ends
-    shutil.rmtree(path, ignore_errors=True)  # if somebody killed it
+def _remove(keeper: subprocess.Popen, path: Path, maker: int) -> None:
+    if os.getpid() != maker:
+        return  # a forked copy of the process ends: the folder is not its own
+    shutil.rmtree(path, ignore_errors=True)
+    keeper.stdin.close()  # now it removes what others have written meanwhile
+    if not path.exists():
+        keeper.kill()  # a forked copy that lives holds its input open
+    with contextlib.suppress(subprocess.TimeoutExpired):  # then it goes on when that copy ends
+        keeper.wait(_KEEPER_SECONDS)
 
 
 def files(folder: str | os.PathLike) -> dict[str, int]:
@@ -106,11 +113,13 @@ def reserve(path: str | os.PathLike, nbytes: int) -> None:
     Raises:
         OSError: (``ENOSPC`` or ``EDQUOT``) there is no room; the text says how much there is.
     """
-    with open(path, "ab") as file:
+    # Not opened to append: where a file system cannot reserve, the C library refuses that.
+    with open(path, "r+b", opener=_made_if_missing) as file:
         more_bytes = nbytes - os.fstat(file.fileno()).st_size
-        free_bytes = shutil.disk_usage(Path(path).parent).free
+        total_bytes, _, free_bytes = shutil.disk_usage(Path(path).parent)
         try:
-            if more_bytes > free_bytes:  # some file systems would fill the disk to find that out
+            # Some file systems would fill the disk to find that out; some (ramfs) have no size.
+            if total_bytes and more_bytes > free_bytes:
                 raise OSError(errno.ENOSPC, "")
             if hasattr(os, "posix_fallocate"):  # not on Windows, nor on macOS
                 os.posix_fallocate(file.fileno(), 0, nbytes)
@@ -122,6 +131,10 @@ def reserve(path: str | os.PathLike, nbytes: int) -> None:
                 f"the disk is full: {Path(path).name} needs {format_bytes(nbytes)}, and "
                 f"{format_bytes(free_bytes)} are free in {Path(path).parent}",
             ) from None
+
+
+def _made_if_missing(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)
 
 
 class Shelf:
@@ -147,19 +160,20 @@ class Shelf:
         """Write ``tensor`` into the file ``name``, in place of what was there.
 
         Raises:
-            OSError: the disk is full, or refuses.
+            OSError: the disk is full (what was there still is), or refuses.
         """
         started = time.perf_counter()
         tensor = tensor.detach()
-        self._kept[name] = tensor.shape, tensor.dtype
-        self.written_bytes += tensor.nbytes
         if not isinstance(tensor, FakeTensor) and tensor.nbytes:
             path = self.folder / name
-            reserve(path, _whole(tensor.nbytes))
+            reserve(path, _whole(tensor.nbytes))  # what was there is whole until here
+            self._kept.pop(name, None)
             with contextlib.closing(mmap.mmap(-1, _whole(tensor.nbytes))) as memory:
                 memory[: tensor.nbytes] = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
                 with _opened(path, "r+b") as file:
                     _move(file.write, memory)
+        self._kept[name] = tensor.shape, tensor.dtype
+        self.written_bytes += tensor.nbytes
         self.seconds += time.perf_counter() - started
 
     def get(self, name: str, device: torch.device | str) -> torch.Tensor:
@@ -172,13 +186,13 @@ class Shelf:
         started = time.perf_counter()
         shape, dtype = self._kept[name]
         host = torch.empty(shape, dtype=dtype)
-        self.read_bytes += host.nbytes
         if not isinstance(host, FakeTensor) and host.nbytes:
             with contextlib.closing(mmap.mmap(-1, _whole(host.nbytes))) as memory:
                 with _opened(self.folder / name, "rb") as file:
                     _move(file.readinto, memory)
                 host.view(-1).view(torch.uint8).numpy()[:] = memoryview(memory)[: host.nbytes]
         found = host.to(device)
+        self.read_bytes += host.nbytes
         self.seconds += time.perf_counter() - started
         return found
 

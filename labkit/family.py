@@ -22,16 +22,25 @@ class Family:
         import psutil
 
         with self._lock, contextlib.suppress(psutil.NoSuchProcess):
-            self._known.update(psutil.Process(self.head.pid).children(recursive=True))
+            if self.head.poll() is None:  # until then its id is not another process's
+                head = psutil.Process(self.head.pid)
+                self._known.update([head, *head.children(recursive=True)])
 
     def kill(self) -> None:
         """Stop all of them at once. Safe to repeat, and after they have ended."""
         import psutil
 
         self.look()
-        self.head.kill()
         with self._lock:
-            known = list(self._known)
-        for process in known:  # psutil compares start times, so a reused id is safe
+            found = set(self._known)
+        halted: set[Any] = set()
+        while new := found - halted:  # first all halt, so that nobody starts another meanwhile
+            for process in new:  # psutil compares start times, so a reused id is safe
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
+                    found.update(process.children(recursive=True))
+            halted |= new
+        self.head.kill()
+        for process in halted:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -27,6 +27,7 @@ from labkit.memory import Run
 from labkit.ranks import write
 
 FRAMES = 6  # of a traceback: the experiment's own, not the launcher's
+GRACE_SECONDS = 5  # for the other ranks to run out of memory as well
 
 
 def main(folder: Path) -> int:
@@ -40,11 +41,14 @@ def main(folder: Path) -> int:
         text = traceback.format_exc(limit=-FRAMES, chain=False)
         (folder / f"{rank}.error").write_text(text, encoding="utf-8")
         return 1
-    if run.oom is not None:
-        # The others wait for this rank for ever: an exit status that is not 0 ends them.
-        (folder / f"{rank}.error").write_text(str(run.oom), encoding="utf-8")
     write(run, folder / f"{rank}.json")
-    return 1 if run.oom is not None else 0
+    if run.oom is None:
+        return 0
+    (folder / f"{rank}.error").write_text(str(run.oom), encoding="utf-8")
+    deadline = time.monotonic() + GRACE_SECONDS
+    while len(list(folder.glob("*.json"))) <= ranks and time.monotonic() < deadline:  # and order's
+        time.sleep(0.05)
+    return 1  # the others may wait for this rank for ever: this ends them
 
 
 def _measured(order: dict[str, Any], folder: Path, rank: int, ranks: int) -> Run:
@@ -54,8 +58,8 @@ def _measured(order: dict[str, Any], folder: Path, rank: int, ranks: int) -> Run
     limit = timedelta(seconds=order["seconds"])
     dist.init_process_group(order["backend"], store=store, rank=rank, world_size=ranks,
                             timeout=limit)  # fmt: skip
-    experiment = getattr(_module(Path(order["file"])), order["name"])
-    budget = {"name": order["pretend"], "budget_bytes": order["budget_bytes"]}
+    experiment = getattr(_module(order["module"], Path(order["file"])), order["name"])
+    budget = {"name": _card(order["card"]), "budget_bytes": order["budget_bytes"]}
     with hardware.pretend(**budget) if any(budget.values()) else contextlib.nullcontext():
         run = measure(experiment, steps=order["steps"], **order["parameters"])
     if run.oom is None:
@@ -63,18 +67,26 @@ def _measured(order: dict[str, Any], folder: Path, rank: int, ranks: int) -> Run
     return run
 
 
-def _module(path: Path) -> ModuleType:
-    """The file as a module of its own name, with its folder's other modules in reach."""
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def _card(fields: dict[str, Any] | None) -> hardware.Gpu | None:
+    if fields is None:
+        return None
+    capability = fields["compute_capability"]  # a list, after its journey
+    return hardware.Gpu(**fields | {"compute_capability": capability and tuple(capability)})
+
+
+def _module(name: str, path: Path) -> ModuleType:
+    """The file as the module ``name``, with the other modules of its folder or package in reach."""
+    top = path.parents[name.count(".") + (path.stem == "__init__")]
+    sys.path.append(str(top))  # at the end: what lies there must not stand in for a library
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def _end_with(launcher: int) -> None:
-    """End this process, and torchrun, when the launcher is gone."""
+    """End this process, what it started, and torchrun, when the launcher is gone."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -85,6 +97,9 @@ def _end_with(launcher: int) -> None:
         parent = psutil.Process().parent()
         if parent and "torch.distributed.run" in parent.cmdline():
             parent.kill()  # the folder is gone as well, and it would wait for the store in there
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
     os._exit(1)
 
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ def launch(
     Args:
         experiment: generator function ``experiment(device, ...)`` that stands in a file of its
             own (in a notebook: ``%%writefile``). When it is called the process group is there.
+            Modules of its folder can be imported, but for names that a library has too.
         ranks: how many processes. One is a world of its own, in a process of its own.
         steps: training steps, as for `measure`.
         timeout_seconds: limit for all of it, the start of the processes included.
@@ -82,15 +83,17 @@ def launch(
     steps = positive_int(steps, "steps")
     parameters = check_arguments(experiment, parameters, steps=steps)
     parameters.pop("steps", None)  # the rank's own `measure` tells the experiment
-    pretence = hardware.pretended()
+    timeout_seconds = _seconds(timeout_seconds)
+    card = hardware.pretended()
     with Scratch() as folder:
         order = {
             "file": str(_file_of(experiment)),
+            "module": experiment.__module__,
             "name": name_of(experiment),
             "steps": steps,
             "parameters": _plain(parameters),
-            "pretend": pretence.key if pretence else None,
-            "budget_bytes": None if pretence else hardware.current_budget_bytes(),
+            "card": asdict(card) if card else None,
+            "budget_bytes": None if card else hardware.current_budget_bytes(),
             "backend": "nccl" if gpu_for_each(ranks) and not cpu else "gloo",
             "launcher": os.getpid(),
             "seconds": timeout_seconds,
@@ -100,20 +103,30 @@ def launch(
         return [_read(folder, rank, ranks) for rank in range(ranks)]
 
 
+def _seconds(limit: Any) -> float:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= 1e7:
+        raise InputError(f"timeout_seconds must be a number above 0, to 10 million, not {limit!r}")
+    return limit
+
+
 def _file_of(experiment: Experiment) -> Path:
     """The file that a rank imports.
 
     Raises:
-        InputError: there is none, or the experiment is not at its top level.
+        InputError: there is none, the experiment is not at its top level, or the file is called
+            as one of Python's own modules, which it would replace in the rank.
     """
     name = getattr(experiment, "__qualname__", "")
     file = inspect.getsourcefile(experiment) if inspect.isfunction(experiment) else None
     module = getattr(experiment, "__module__", None)
-    if not file or not name.isidentifier() or module == "__main__" or not os.path.isfile(file):
+    here = module in (None, "__main__")
+    if not file or not name.isidentifier() or here or not os.path.isfile(file):
         raise InputError(
             f"each rank is a process of its own and imports {name_of(experiment)!r} from a file: "
             "write it to one (%%writefile steps.py), as a function at the top level, and import it"
         )
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise InputError(f"Python has a module {module!r} of its own: give {file} another name")
     return Path(file).resolve()
 
 
@@ -171,7 +184,7 @@ def _run(folder: Path, ranks: int, timeout_seconds: float, backend: str) -> None
             f"the {ranks} ranks did not end within {timeout_seconds:g} seconds and were stopped. "
             f"{_last_words(folder, ranks)}"
         )
-    if head.returncode and not all((folder / f"{rank}.json").exists() for rank in range(ranks)):
+    if not all((folder / f"{rank}.json").exists() for rank in range(ranks)):
         raise RankError(_last_words(folder, ranks))
 
 
@@ -221,7 +234,7 @@ def _last_words(folder: Path, ranks: int) -> str:
     if errors:
         text = errors[0].read_text(encoding="utf-8", errors="replace").strip()
         return f"rank {errors[0].stem} of {ranks} failed:\n{text}"
-    return f"The end of their log:\n{log[-2000:].strip() or '(empty)'}"
+    return f"No rank says why. The end of their log:\n{log[-2000:].strip() or '(empty)'}"
 
 
 # --- a run on its way from one process to another --------------------------------------------

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from labkit import hardware
 from labkit.catalogue import Gpu
-from labkit.depth import SHARDED_DEPTHS, extend
+from labkit.depth import DEEPER, SHALLOW, SHARDED_DEPTHS, extend, same
 from labkit.experiment import Experiment, Steps, check_arguments, name_of, plain_parameters
 from labkit.fake_mode import GPU_DEVICE, fake_tensors
 from labkit.fake_ranks import fake_ranks
@@ -52,10 +52,12 @@ def simulate(
         rank: which of them, from 0; by default the first. Without ``ranks`` it is an argument of
             the experiment, as any other.
         alike: the name of the argument that counts layers which are all alike, for a model too
-            deep to wait for. Two shallow models are simulated then, and what the second has more
-            is repeated (`labkit.depth`); where that cannot be done, the whole one is. Whether
-            layers are alike is not checked, and optimizers that deal out whole tensors to the
-            ranks, as ``ZeroRedundancyOptimizer`` does, make them differ.
+            deep to wait for. Models with one layer and with two are simulated then (two and
+            three where ranks share them), and what the second has more is repeated
+            (`labkit.depth`). One layer more is the check: where it does something else, or
+            nothing can be repeated, the whole model is simulated. What differs further up is not
+            noticed, nor that an optimizer deals out whole tensors to the ranks, as
+            ``ZeroRedundancyOptimizer`` does.
         **parameters: the experiment's own arguments.
 
     Returns:
@@ -69,11 +71,11 @@ def simulate(
     take = partial(simulated_log, experiment, card=card, steps=steps)
     if ranks is None:
         parameters |= {} if rank is None else {"rank": rank}
-        log = _at_depth(take, alike, parameters)
+        log = _at_depth(take, alike, parameters, (SHALLOW, DEEPER))
         return run_of(log, card, name=name_of(experiment))
     rank = 0 if rank is None else rank
     with fake_ranks(ranks, rank, as_cuda=card is not None):
-        log = _at_depth(take, alike, parameters)
+        log = _at_depth(take, alike, parameters, SHARDED_DEPTHS)
     log = log._replace(parameters={**log.parameters, "ranks": ranks, "rank": rank})
     return run_of(log, card, name=name_of(experiment))
 
@@ -95,21 +97,27 @@ class Log(NamedTuple):
     sent_bytes: int = 0
 
 
-def _at_depth(take: Callable[..., Log], alike: str | None, parameters: Mapping[str, Any]) -> Log:
-    """The log of ``take(**parameters)``, extended from two shallow ones if layers are ``alike``."""
+def _at_depth(
+    take: Callable[..., Log],
+    alike: str | None,
+    parameters: Mapping[str, Any],
+    depths: tuple[int, int],
+) -> Log:
+    """The log of ``take(**parameters)``, extended from two ``depths`` if layers are ``alike``."""
     if alike is None:
         return take(**parameters)
     if alike not in parameters:
         raise InputError(f"alike={alike!r} names no argument that is given: {alike}=80, say")
     layers = positive_int(parameters[alike], alike)
-    if layers <= SHARDED_DEPTHS[1]:
+    checked = depths[1] + 1
+    if layers <= checked:
         return take(**parameters)
-    # The deeper one first: the first trace of a process holds what libraries make once.
-    deeper, shallow = (take(**{**parameters, alike: depth}) for depth in SHARDED_DEPTHS[::-1])
-    trace = extend(shallow.trace, deeper.trace, layers, depths=SHARDED_DEPTHS)
-    if trace is None:
+    # The deepest first: the first trace of a process holds what libraries make once.
+    real, deeper, shallow = (take(**{**parameters, alike: n}) for n in (checked, *depths[::-1]))
+    made, trace = (extend(shallow.trace, deeper.trace, n, depths=depths) for n in (checked, layers))
+    if made is None or trace is None or not same(made, real.trace):
         return take(**parameters)
-    more = layers - SHARDED_DEPTHS[1]
+    more = layers - depths[1]
     work = (d + more * (d - s) for s, d in zip(shallow[2:], deeper[2:], strict=True))
     return Log({**deeper.parameters, alike: layers}, trace, *work)
 

@@ -23,8 +23,8 @@ pass.
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -113,7 +113,7 @@ class _Entry:
 
     def __init__(self, tensor: torch.Tensor, nbytes: int, tracker: "Tracker") -> None:
         self.category = Category.TEMPORARY
-        self.device = str(tensor.device)
+        self.device = tracker.counted_as or str(tensor.device)
         self.dtype = tensor.dtype
         self.shape = tuple(tensor.shape)
         self.module = tracker.module_path
@@ -133,6 +133,7 @@ class Tracker(TorchDispatchMode):
         self.budget_bytes, self.device, self.count_work = budget_bytes, device, work
         self.phase, self.operator, self.module_path = Phase.SETUP, "", ""
         self.live_bytes: Counter[str] = Counter()
+        self.counted_as = ""  # where new storages count, if not where they are
         self._entries: list[_Entry] = []
         self._events: list[Event] = []
         self._marks: list[Mark] = []
@@ -162,6 +163,28 @@ class Tracker(TorchDispatchMode):
         )  # fmt: skip
         work = {name: Work(*counts) for name, counts in self._work.items()}
         return Trace(self.main_device, storages, tuple(self._events), tuple(self._marks), work)
+
+    @contextmanager
+    def counting_as(self, device: str) -> Iterator[None]:
+        """What is first met in the block counts as memory of ``device``, wherever it is.
+
+        For code that would use another device elsewhere. Name the device to measure when tracking
+        begins: a made-up one would be taken for it.
+        """
+        before, self.counted_as = self.counted_as, device
+        try:
+            yield
+        finally:
+            self.counted_as = before
+
+    def count_as(self, device: str, tensors: Iterable[torch.Tensor]) -> None:
+        """The same for ``tensors`` that live now, as if from their first moment."""
+        for tensor in tensors:
+            for number, _ in self._met(tensor):
+                entry = self._entries[number]
+                self.live_bytes[entry.device] -= entry.nbytes
+                self.live_bytes[device] += entry.nbytes
+                entry.device = device
 
     @property
     def events(self) -> int:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -13,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from labkit import models
+from labkit.hardware import pretended
 from labkit.recipes import Recipe
 
 
@@ -57,8 +60,22 @@ def failing(device, how="error", who=1):
     yield torch.zeros(())
 
 
-def hungry(device):
+def hungry(device, late_seconds=0.0):
+    """More than its budget; all but the first rank a while later."""
+    time.sleep(late_seconds if dist.get_rank() else 0)
     yield torch.zeros(1 << 20, device=device).sum()
+
+
+def capacity(device):
+    """The bytes of the pretended GPU, and whether it came with all that it is."""
+    card = pretended()
+    yield torch.tensor(float(card.usable_bytes) if card.compute_capability == (9, 0) else 0.0)
+
+
+def silent(device):
+    """A process that ends without a word, as if all were well."""
+    yield torch.zeros(())
+    os._exit(0)
 
 
 def counting(device, steps):
@@ -68,9 +85,11 @@ def counting(device, steps):
 
 
 def endless(device, folder):
-    """Leaves its process id in the folder, and waits."""
-    with open(os.path.join(folder, str(os.getpid())), "w"):
-        pass
+    """Starts a process, leaves both ids in the folder, and waits."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    for number in (child.pid, os.getpid()):
+        with open(os.path.join(folder, str(number)), "w"):
+            pass
     time.sleep(600)
     yield torch.zeros(())
 

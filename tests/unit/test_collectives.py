@@ -1,11 +1,13 @@
 """What each collective makes a rank send, against the ring algorithms' arithmetic."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from labkit.collectives import COLLECTIVES
+from labkit.collectives import COLLECTIVES, sent_bytes
 from labkit.fake_ranks import fake_ranks
 from labkit.tracker import track
 
@@ -30,6 +32,16 @@ CALLS = {
         WHOLE * (N - 1) // N,
     ),
     "broadcast": (lambda x, _: dist.broadcast(x, 0), WHOLE * (N - 1) // N),
+    "scatter by this rank": (
+        lambda x, part: dist.scatter(part, list(x.chunk(N)), src=0),
+        WHOLE * (N - 1) // N,
+    ),
+    "scatter by another": (lambda x, part: dist.scatter(part, src=1), 0),
+    "gather by this rank": (
+        lambda x, part: dist.gather(part, [torch.empty(8) for _ in range(N)], dst=0),
+        0,
+    ),
+    "gather by another": (lambda x, part: dist.gather(part, dst=1), WHOLE // N),
     "send": (lambda x, _: dist.send(x, 1), WHOLE),
     "receive": (lambda x, _: dist.recv(x, 1), 0),
     "barrier": (lambda x, _: dist.barrier(), 0),
@@ -65,14 +77,32 @@ def test_one_rank_sends_nothing():
 
 def test_every_collective_of_this_pytorch_has_its_rule():
     """Contract: an operator that PyTorch adds must not be counted as nothing in silence."""
-    from labkit.collectives import _ROUNDS
+    from labkit.collectives import _DIRECT, _ROUNDS
 
     silent = {
-        "barrier", "check_for_nan", "monitored_barrier_", "recv_", "recv_any_source_", "send",
-        "wait_tensor", "_wrap_tensor_autograd", "isend", "irecv", "batch_p2p_ops",
-        "_make_wait_tensor",
+        "barrier", "check_for_nan", "monitored_barrier_", "recv_", "recv_any_source_",
+        "wait_tensor", "_wrap_tensor_autograd", "irecv", "_make_wait_tensor",
     }  # fmt: skip
     schemas = torch._C._jit_get_all_schemas()
     found = {s.name.split("::")[1] for s in schemas if s.name.split("::")[0] in COLLECTIVES}
     assert found
-    assert {name for name in found if not name.endswith("_out")} <= set(_ROUNDS) | silent
+    assert {name.removesuffix("_out") for name in found} <= {*_ROUNDS, *_DIRECT, *silent}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("isend", (torch.ones(32), 1, 0), WHOLE),
+        ("irecv", (torch.ones(32), 1, 0), 0),
+        ("batch_p2p_ops", (["isend", "irecv", "isend"], [1, 1, 2], [0] * 3, [torch.ones(8)] * 3),
+         2 * WHOLE // N),
+        ("all_gather_into_tensor_out", (torch.ones(8), N), WHOLE * (N - 1) // N),
+        ("reduce_scatter_tensor_out", (torch.ones(32), "sum", N), WHOLE * (N - 1) // N),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_operators_that_only_compiled_code_calls(name, args, expected):
+    """By name: not every PyTorch that is supported has them all."""
+    with fake_ranks(N, 0, as_cuda=False):
+        group = dist.group.WORLD.group_name
+        assert sent_bytes(SimpleNamespace(__name__=f"{name}.default"), (*args, group)) == expected

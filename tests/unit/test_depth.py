@@ -1,12 +1,14 @@
 """A trace extended by depth is the trace of the deep model, event for event."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen2Config
 
 from labkit.catalogue import gpu
-from labkit.depth import DEEPER, SHALLOW, extend, repeats
+from labkit.depth import DEEPER, SHALLOW, extend, repeats, same
 from labkit.estimates import recipe_log
-from labkit.memory import Category, Event, Phase, Storage, Trace
+from labkit.memory import Category, Event, Mark, Phase, Storage, Trace
 from labkit.recipes import Recipe
 from labkit.replays import replay
 from labkit.simulate import simulated_log
@@ -137,3 +139,22 @@ def test_the_oldest_is_freed_first_where_it_was():
 )
 def test_other_differences_are_refused(shallow, deeper):
     assert extend(shallow, deeper, 6) is None
+
+
+@pytest.mark.parametrize("place", [0, 2, 4], ids=["first", "middle", "last"])
+def test_a_step_without_events_stays_one(place):
+    """In each step a layer's storage is made and freed; one step does nothing."""
+
+    def steps(layers):
+        changes, marks, made = [(0, 8)], [], 1
+        for step in range(5):
+            marks.append(Mark(len(changes), f"step {step}"))
+            if step != place:
+                new = range(made, made := made + layers)
+                changes += [(n, 4) for n in new] + [(n, -4) for n in reversed(new)]
+        return replace(log(*changes), marks=tuple(marks))
+
+    made = extend(steps(1), steps(2), 6)
+    assert [b - a for a, b in made.steps()] == [0 if step == place else 12 for step in range(5)]
+    assert same(made, steps(6))
+    assert not same(made, steps(5))

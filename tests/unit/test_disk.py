@@ -102,6 +102,55 @@ def test_reserving_keeps_what_is_there(tmp_path):
     assert (tmp_path / "x").stat().st_size == 5000
 
 
+def test_reserving_opens_a_file_as_the_c_library_needs_it(tmp_path, monkeypatch):
+    """Where it writes in place of a file system that cannot reserve, it refuses to append."""
+    import fcntl
+
+    flags = []
+    monkeypatch.setattr(
+        os, "posix_fallocate", lambda number, *_: flags.append(fcntl.fcntl(number, fcntl.F_GETFL))
+    )
+    disk.reserve(tmp_path / "x", 10)
+    assert flags[0] & os.O_ACCMODE == os.O_RDWR
+    assert not flags[0] & os.O_APPEND
+    assert not (tmp_path / "x").stat().st_mode & 0o111  # nobody is to run it
+
+
+def test_a_file_system_without_a_size_is_not_full(tmp_path, monkeypatch):
+    usage = type(shutil.disk_usage(tmp_path))(0, 0, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    disk.reserve(tmp_path / "x", 5000)
+    assert (tmp_path / "x").stat().st_size == 5000
+
+
+def test_a_put_that_finds_no_room_changes_nothing(shelf, monkeypatch):
+    def full(path, nbytes):
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    shelf.put("x", torch.ones(3))
+    monkeypatch.setattr(disk, "reserve", full)
+    for name in ("x", "y"):
+        with pytest.raises(OSError, match="the disk is full"):
+            shelf.put(name, torch.zeros(5000))
+    assert shelf.written_bytes == shelf.held_bytes == 12
+    assert shelf.get("x", "cpu").tolist() == [1, 1, 1]
+    with pytest.raises(KeyError):
+        shelf.get("y", "cpu")
+
+
+def test_what_was_written_in_part_is_not_given_out(shelf, monkeypatch):
+    def broken(move, memory):
+        raise OSError(errno.EIO, "no")
+
+    shelf.put("x", torch.ones(3))
+    monkeypatch.setattr(disk, "_move", broken)
+    with pytest.raises(OSError, match="no"):
+        shelf.put("x", torch.zeros(3))
+    assert (shelf.written_bytes, shelf.held_bytes) == (12, 0)
+    with pytest.raises(KeyError):
+        shelf.get("x", "cpu")
+
+
 def test_speed(tmp_path):
     speed = lab.disk_speed(tmp_path, size_bytes=1 << 20)
     assert speed.read > 0
@@ -157,6 +206,45 @@ def test_scratch_is_removed_when_its_process_ends(tmp_path, how):
     deadline = time.monotonic() + 60
     while list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+FORK = """
+import os, sys, time, labkit as lab
+scratch = lab.Scratch(sys.argv[1])
+child = os.fork()
+if child == 0 and sys.argv[2] == "ends":
+    sys.exit()
+if child == 0:
+    time.sleep(600)
+if sys.argv[2] == "ends":
+    os.waitpid(child, 0)
+    assert scratch.path.is_dir()
+scratch.close()
+assert not scratch.path.exists()
+if sys.argv[2] == "lives":
+    os.kill(child, 9)
+print("closed")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("copy", ["ends", "lives"])
+def test_a_forked_copy_neither_removes_the_folder_nor_keeps_it(tmp_path, copy):
+    child = subprocess.Popen(
+        [sys.executable, "-c", FORK, str(tmp_path), copy],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(lab.__file__).parents[1])},
+        start_new_session=True,
+    )
+    try:
+        said, _ = child.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert said == "closed\n"
     assert list(tmp_path.iterdir()) == []
 
 

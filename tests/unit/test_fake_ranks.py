@@ -119,8 +119,34 @@ def test_a_deep_model_from_two_shallow_ones(settings):
     assert made.sent_bytes == whole.sent_bytes > 0
 
 
-def test_a_shallow_model_is_simulated_as_it_is():
-    settings = {"ranks": 2, "layers": 3}
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_layers_that_are_not_alike_are_simulated_one_by_one(ranks):
+    """The check is the layer after the two depths: 1 and 2, or 2 and 3 among ranks."""
+    depths = [3, 2, 1] if ranks is None else [4, 3, 2]
+    tried = []
+
+    def experiment(device, layers, wide):
+        tried.append(layers)
+        weights = [torch.ones(256 if n == wide else 64, device=device) for n in range(layers)]
+        while True:
+            yield weights[-1].sum()
+
+    checked = depths[0]
+    for wide, expected, right in (
+        (None, depths, True),
+        (checked - 1, [*depths, 9], True),
+        (checked, depths, False),  # further up it is not noticed, as the docstring says
+    ):
+        tried.clear()
+        made = lab.simulate(experiment, ranks=ranks, layers=9, alike="layers", wide=wide)
+        assert tried == expected
+        whole = lab.simulate(experiment, ranks=ranks, layers=9, wide=wide)
+        assert (made.peak_bytes == whole.peak_bytes) is right
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+def test_a_shallow_model_is_simulated_as_it_is(layers):
+    settings = {"ranks": 2, "layers": layers}
     whole = lab.simulate(rank_jobs.sharded, **settings)
     assert lab.simulate(rank_jobs.sharded, alike="layers", **settings).trace == whole.trace
 

@@ -1,5 +1,7 @@
 """launch(): several processes as one experiment, and none of them left behind."""
 
+import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -7,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -28,6 +31,16 @@ def ranks_alive(folder):
         line = " ".join(process.info["cmdline"] or [])
         if "labkit.rank" in line and str(folder) in line:
             found |= {process.pid} if process.info["status"] != psutil.STATUS_ZOMBIE else set()
+    return found
+
+
+def running(ids):
+    """Of the processes named in the folder, those that have not ended."""
+    found = set()
+    for path in ids.iterdir():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(int(path.name)).status() != psutil.STATUS_ZOMBIE:
+                found.add(int(path.name))
     return found
 
 
@@ -92,6 +105,35 @@ def test_an_experiment_may_ask_how_many_steps():
     assert run.losses == (3.0,) * 3
 
 
+def test_a_pretended_gpu_travels_with_all_that_it_is():
+    card = replace(lab.gpu("h100"), usable_bytes=3 << 30)  # none of the catalogue
+    with lab.pretend(card):
+        (run,) = lab.launch(rank_jobs.capacity, ranks=1, steps=1)
+    assert run.losses == (float(3 << 30),)
+
+
+IN_A_PACKAGE = """
+from .numbers_of import one
+
+def experiment(device):
+    import cProfile, torch
+    yield torch.tensor(float(one + hasattr(cProfile, "Profile")))
+"""
+
+
+def test_an_experiment_of_a_package_and_beside_files_called_as_libraries(tmp_path, monkeypatch):
+    package = tmp_path / "packed_jobs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "numbers_of.py").write_text("one = 1\n")
+    (package / "steps.py").write_text(IN_A_PACKAGE)
+    (tmp_path / "profile.py").write_text("raise ImportError('not the library')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    steps = importlib.import_module("packed_jobs.steps")
+    (run,) = lab.launch(steps.experiment, ranks=1, steps=1)
+    assert run.losses == (2.0,)
+
+
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
@@ -114,8 +156,13 @@ def test_one_rank_out_of_memory_is_named():
 
 def test_all_ranks_out_of_memory_are_runs_as_elsewhere():
     with lab.pretend(budget_bytes=1 << 20):
-        runs = lab.launch(rank_jobs.hungry, ranks=2)
+        runs = lab.launch(rank_jobs.hungry, ranks=2, late_seconds=1.5)
     assert [run.oom.requested_bytes for run in runs] == [4 << 20] * 2
+
+
+def test_a_rank_that_ends_without_a_word_is_an_error():
+    with pytest.raises(lab.RankError, match=r"No rank says why\. The end of their log:"):
+        lab.launch(rank_jobs.silent, ranks=1)
 
 
 def test_too_slow_ranks_are_stopped():
@@ -129,7 +176,7 @@ def test_interrupting_stops_the_ranks(ids):
         raise KeyboardInterrupt
 
     def when_they_run():
-        while len(list(ids.iterdir())) < 2:
+        while len(list(ids.iterdir())) < 4:  # two ranks, and what each of them started
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -140,6 +187,7 @@ def test_interrupting_stops_the_ranks(ids):
             lab.launch(rank_jobs.endless, ranks=2, folder=str(ids))
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert not running(ids)
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(ids, tmp_path):
@@ -151,15 +199,20 @@ def test_ranks_end_with_a_launcher_that_is_killed(ids, tmp_path):
         [sys.executable, "-c", code, str(HERE), str(ids)],
         env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
     )
-    while len(started := list(ids.iterdir())) < 2:
+    while len(list(ids.iterdir())) < 4:
         assert launcher.poll() is None
         time.sleep(0.1)
     launcher.kill()
     launcher.wait()
-    assert ranks_alive(tmp_path) >= {int(path.name) for path in started}
+    assert len(running(ids)) == 4
+    assert ranks_alive(tmp_path) & running(ids)
     deadline = time.monotonic() + 60
-    while ranks_alive(tmp_path) and time.monotonic() < deadline:
+    while (ranks_alive(tmp_path) or running(ids)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    left = running(ids)
+    for number in left:  # after a failure, too
+        os.kill(number, signal.SIGKILL)
+    assert not left
     while any((tmp_path / "scratch").iterdir()) and time.monotonic() < deadline:
         time.sleep(0.1)
 
@@ -185,6 +238,21 @@ def test_an_experiment_typed_in_is_refused():
     exec("def typed(device):\n    yield 0.0\n", space)
     with pytest.raises(InputError, match="%%writefile"):
         lab.launch(space["typed"])
+
+
+def test_a_file_called_as_a_module_of_python_is_refused(tmp_path):
+    (tmp_path / "profile.py").write_text("def typed(device):\n    yield 0.0\n")
+    spec = importlib.util.spec_from_file_location("profile", tmp_path / "profile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(InputError, match="Python has a module 'profile' of its own"):
+        lab.launch(module.typed)
+
+
+@pytest.mark.parametrize("limit", [0, -1, "60", None, True, float("nan"), float("inf")])
+def test_bad_time_limits(limit):
+    with pytest.raises(InputError, match="timeout_seconds must be a number above 0"):
+        lab.launch(rank_jobs.shared, timeout_seconds=limit)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 1.5, True, "2", MOST_RANKS + 1])

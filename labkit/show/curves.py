@@ -140,6 +140,8 @@ def _scale_lines(
     if log:
         axes.set_xscale("log", base=2)
         low, high = min(ys), max(ys)
+        if limit is not None and limit > 0:  # how far off it is can be seen on such an axis
+            low, high = min(low, limit), max(high, limit)
         # Bytes have binary units; of other numbers people read decades, if there are some.
         base = 2 if write is format_bytes or high < 100 * low else 10
         axes.set_yscale("log", base=base)
@@ -162,16 +164,37 @@ def _scale_lines(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
     axes.grid()
     axes.tick_params(length=0, pad=6)
-    if limit is not None and (log or limit <= axes.get_ylim()[1]):
+    if limit is not None and (limit > 0 if log else limit <= axes.get_ylim()[1]):
         axes.axhline(limit, color=INK, linewidth=1.6, linestyle=(0, (5, 2)))
+        side = _free_side(axes, points, limit)
         axes.annotate(
             f"{limit_label}: {write(limit)}",
-            (0, limit),
+            (side, limit),
             xycoords=axes.get_yaxis_transform(),
-            xytext=(6, 4),
+            xytext=(-6 if side else 6, 4),
             textcoords="offset points",
+            ha="right" if side else "left",
             size=9.5,
         )
+
+
+_CROWDED = 40  # pixels between a limit and the nearest curve: no room for the limit's name
+
+
+def _free_side(axes: Axes, points: Mapping[str, list[tuple[float, float]]], limit: float) -> int:
+    """Where to name the limit: 0, the left, or 1, the right, if a curve is in the way at the left.
+
+    The axes must have their place and their scales.
+    """
+    xs = [x for curve in points.values() for x, _ in curve]
+
+    def room(end: float) -> float:
+        ys = [y for curve in points.values() for x, y in curve if x == end]
+        _, at = axes.transData.transform((end, limit))
+        return min(abs(axes.transData.transform((end, y))[1] - at) for y in ys)
+
+    left, right = room(min(xs)), room(max(xs))
+    return 1 if left < _CROWDED and left < right else 0
 
 
 def _lines_table(

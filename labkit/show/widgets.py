@@ -180,8 +180,7 @@ class Explorer:
         names = [self._name(setting) for setting in self._settings]
         figures = draw_bars(self.runs, title="Peak memory of each setting", labels=names).rich()
         if latest.trace is not None and latest.trace.timeline().bytes_by_category:
-            title = f"Live memory, event by event: {names[-1]}"
-            figures += draw_timeline(latest, title=title).rich()
+            figures += draw_timeline(latest, title=names[-1]).rich()
         return figures
 
     def _show_live(self, figures: Rich) -> None:

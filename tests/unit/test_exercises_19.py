@@ -108,7 +108,9 @@ def test_one_entry_may_stand_for_many_modules():
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ({"order": "GPipe", "pieces": 16}, "100% of GPipe's"),
+        ({"order": "GPipe", "pieces": 4}, "waits 43% of the time"),  # what there is
+        ({"order": "1F1B", "pieces": 4}, "waits 43% of the time"),  # only the order changed
+        ({"order": "GPipe", "pieces": 16}, "waits 16% of the time, little enough. But"),
         ({"order": "1F1B", "pieces": 8}, "waits 27% of the time"),
         ({"order": "1F1B", "pieces": 32}, "1 text in a micro-batch is too few"),
         ({"order": "1F1B", "pieces": 12}, "cannot be cut into 12"),
@@ -124,6 +126,11 @@ def test_plan_mistakes(answer, says):
     assert says in refused("19-2", answer)
 
 
+def test_the_right_plan_is_told_what_it_gained():
+    message = lab.exercise("19-2").check({"order": "1F1B", "pieces": 16}).message
+    assert "a wait of 16% in place of 43%" in message
+
+
 def test_the_simulated_stage_holds_what_its_order_has_on_the_way():
     def saved(run):
         return max(run.trace.timeline().bytes_by_category["activations"])
@@ -137,6 +144,6 @@ def test_the_notebook_asks_what_is_checked():
     cells = nbformat.read(path, as_version=4).cells
     text = " ".join(c.source for c in cells if "exercise" in c.metadata.tags).replace("\n", " ")
     assert f"count {lesson_19.SPARE_BYTES >> 20} MiB" in text
-    assert f"{lesson_19.TEXTS} texts, four stages, GPipe with 16" in text
+    assert f"{lesson_19.TEXTS} texts, four stages, GPipe with {lesson_19.NOW}" in text
     assert "no more than half" in text
     assert (lesson_19.STAGES, lesson_19.MOST_PEAK, lesson_19.MOST_IDLE) == (4, 0.5, 0.2)

@@ -489,6 +489,42 @@ def test_lines_fit_and_keep_gaps(log, capsys):
     assert "Peak memory against tokens" in capsys.readouterr().out
 
 
+def limit_of(figure):
+    """The name of the limit, where its line stands, and the range of the y axis."""
+    [axes] = figure.axes
+    [text] = [text for text in axes.texts if "capacity" in text.get_text()]
+    return text, axes.get_lines()[-1].get_ydata()[0], axes.get_ylim()
+
+
+@pytest.mark.parametrize(
+    ("limit", "left", "right", "side"),
+    [
+        (GIB, 1.1 * GIB, GIB / 8, "right"),  # the curve begins at the limit and leaves it
+        (GIB, GIB / 8, 1.1 * GIB, "left"),
+        (GIB, 1.01 * GIB, 1.01 * GIB, "left"),  # nowhere better than elsewhere
+    ],
+)
+def test_a_limit_is_named_where_no_curve_is(limit, left, right, side, capsys):
+    figure = plots.lines({"a": {1: left, 64: right}}, "GPUs", "bytes", log=True, limit=limit)
+    assert_nothing_clipped(figure)
+    assert limit_of(figure)[0].get_ha() == side
+
+
+@pytest.mark.parametrize("limit", [2 * MIB, 80 * GIB])
+def test_a_far_limit_is_inside_a_logarithmic_figure(limit, capsys):
+    curve = {1: GIB / 4, 2: GIB / 2, 4: GIB}
+    figure = plots.lines({"a": curve}, "batch", "bytes", log=True, limit=limit)
+    _, at, (low, high) = limit_of(figure)
+    assert low < at == limit < high
+    assert_nothing_clipped(figure)
+    assert_legend_free(figure)
+
+
+def test_a_limit_of_nothing_has_no_place_on_a_logarithmic_axis(capsys):
+    figure = plots.lines({"a": {1: 1, 2: 4}}, "x", "y", log=True, limit=0, write=str)
+    assert "capacity" not in words(figure)
+
+
 def test_lines_of_other_quantities(capsys):
     curve = {step: 3 / (step + 1) for step in range(200)}
     figure = plots.lines({"_loss $": curve}, "step", "loss", write=lambda y: f"{y:.3g}")

@@ -7,24 +7,24 @@
 
 On the CPU the truth is the allocator's own record (the profiler's memory events), and hand-written
 set-ups follow the recipes. On CUDA it is ``max_memory_allocated`` above what was allocated before,
-and ``max_memory_reserved``, against a simulation for that very card. Errors are signed, in per cent
-of the truth: negative means that the estimate is too low. Their sizes are summed up by group, and
-every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table as
-JSON in ``<out>/<device>/accuracy.json``, with versions and date.
+and ``max_memory_reserved``, against ``lab.estimate`` for that very card. Errors are signed, in per
+cent of the truth: negative means that the estimate is too low. Their sizes are summed up by group,
+and every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table
+as JSON in ``<out>/<device>/accuracy.json``, with versions and date.
 
 Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the card,
-or what the card cannot do, is listed and not counted.
+what the card cannot do, or what fails there is listed, with the reason on standard error, and not
+counted.
 """
 
 import argparse
-import gc
 import json
 import math
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,45 +36,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import labkit as lab
 from benchmarks.setups import CAUSES, GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from labkit import hardware
+from labkit.accuracy import FILE, RECIPES_GROUP, SCHEMA, SETUPS_GROUP, Row
 from labkit.catalogue import Gpu
-from labkit.cli import gpu_key
 from labkit.memory import InputError, format_bytes
 from labkit.results import write_atomic
+from labkit.this_gpu import gpu_key, this_card
 
 Experiment = Callable[..., Iterator[torch.Tensor]]
-FILE = "accuracy.json"
-SCHEMA = 2
-RECIPES_GROUP, SETUPS_GROUP = "recipes", "set-ups"
 #: Errors larger than this, in per cent, are listed with their cause.
 TOLERATED = 1.0
 MARKERS = ("<!-- accuracy: begin -->", "<!-- accuracy: end -->")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One recipe or set-up. Bytes; None where it could not run or nothing is reserved."""
-
-    setup: str
-    truth_bytes: int | None
-    tracked_bytes: int | None
-    simulated_bytes: int | None
-    reserved_bytes: int | None = None
-    simulated_reserved_bytes: int | None = None
-    group: str = RECIPES_GROUP
-
-    def errors(self) -> dict[str, float | None]:
-        """Per cent of the truth by which each estimate is too high; None where there is none."""
-        return {
-            "simulated": _error(self.simulated_bytes, self.truth_bytes),
-            "tracked": _error(self.tracked_bytes, self.truth_bytes),
-            "reserved": _error(self.simulated_reserved_bytes, self.reserved_bytes),
-        }
-
-
-def _error(estimate_bytes: int | None, truth_bytes: int | None) -> float | None:
-    if estimate_bytes is None or not truth_bytes:
-        return None
-    return 100 * (estimate_bytes - truth_bytes) / truth_bytes
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -87,31 +58,16 @@ def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
     return Row(name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes, group=group)
 
 
-def on_gpu(name: str, experiment: Experiment, card: Gpu) -> Row:
-    """What CUDA's allocator, the tracker and the simulation say of a recipe at real size."""
-    simulated = lab.simulate(experiment, gpu=card)
-    run = lab.measure(experiment)
+def on_gpu(name: str, model: str, recipe: lab.Recipe, card: Gpu) -> Row:
+    """What CUDA's allocator, the tracker and the estimate say of a recipe at real size."""
+    simulated = lab.estimate(model, gpu=card, recipe=recipe).run
+    run = lab.measure(recipe.experiment(model))
     if run.oom is not None:
         return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
     return Row(
         name, max(run.step_peaks_bytes), run.trace.peak_bytes, simulated.peak_bytes,
         run.reserved_bytes, simulated.reserved_bytes,
     )  # fmt: skip
-
-
-def this_card() -> Gpu:
-    """This GPU as the catalogue has it; an unlisted one with its own generation and memory."""
-    here = hardware.machine()
-    try:
-        return hardware.gpu(here.name)
-    except InputError:
-        generation = torch.cuda.get_device_capability()
-        known = [gpu for gpu in hardware.GPUS.values() if gpu.compute_capability]
-        near = min(known, key=lambda gpu: abs(gpu.compute_capability[0] - generation[0]))
-        return replace(
-            near, key=gpu_key(here.name), name=here.name, compute_capability=generation,
-            usable_bytes=here.capacity_bytes, bf16_native=generation >= (8, 0),
-        )  # fmt: skip
 
 
 def small_rows(only: str) -> Iterator[Row]:
@@ -129,18 +85,20 @@ def large_rows(only: str) -> Iterator[Row]:
     for name in _bar([name for name in GPU_RECIPES if only in name.lower()]):
         model, recipe = GPU_RECIPES[name]
         try:
-            recipe.check(card)
-            experiment = recipe.experiment(model)
+            row = on_gpu(name, model, recipe, card)
         except InputError as error:  # what this card cannot do, or a library that is missing
             tqdm.write(f"{name}: {error}", file=sys.stderr)
-            yield Row(name, None, None, None)
-            continue
-        yield on_gpu(name, experiment, card)
+            row = Row(name, None, None, None)
+        except Exception as error:  # one kernel that fails must not cost the other rows
+            tqdm.write(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+            hardware.clear_exception(error)
+            row = Row(name, None, None, None)
+        yield row
 
 
 def _bar(cases: list) -> Iterator:
     for case in tqdm(cases, leave=False, disable=None):
-        gc.collect()
+        hardware.free_memory()
         yield case
 
 
@@ -257,7 +215,7 @@ def _per_cent(value: float | None, sign: str = "+") -> str:
 def store(rows: list[Row], folder: Path) -> Path:
     """Write the rows with the machine's versions; the file is whole or not there."""
     here = hardware.machine()
-    path = folder / (gpu_key(here.name) if here.can_measure else "cpu") / FILE
+    path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / FILE
     record = {
         "schema": SCHEMA,
         "machine": {"kind": here.kind, "name": here.name, "versions": here.versions},

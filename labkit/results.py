@@ -3,7 +3,8 @@
 - ``Result``: runs, judgements, parameters, machine and date of one execution of one lesson.
 - A notebook shows it as data of MIME type ``RESULT_MIME`` (``lab.result``).
 - ``save`` and ``load``: JSON files, written atomically, never trusted when read.
-- ``recorded``: what real GPUs gave for a lesson, from ``results/<gpu>/<lesson>.json``.
+- ``recorded``: what real GPUs gave for a lesson, from ``results/<gpu>/<lesson>.json``;
+  ``all_recorded``: for every lesson, by GPU. A broken file is named and left out.
 
 Limits: traces are not kept, only the numbers of a run. A loss that is not finite is written as
 the text ``"nan"``, ``"inf"`` or ``"-inf"``, because JSON has no such numbers.
@@ -15,11 +16,11 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from labkit import claims
 from labkit.memory import InputError, Run, format_bytes, one_of
@@ -28,6 +29,7 @@ RESULT_MIME = "application/vnd.labkit.result+json"
 SCHEMA = 1
 LARGEST_FILE_BYTES = 20 << 20
 PACKAGE = Path(__file__).resolve().parent
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,15 @@ class Result:
         broken = [] if self.runs else ["the result holds no runs"]
         for number, run in enumerate(self.runs, 1):
             name = f"run {number} ({run.name})"
-            broken += [f"{name}: {problem}" for problem in _impossible(run)]
+            broken += [f"{name}: {problem}" for problem in impossible(run)]
         broken += [problem for j in self.judgements for problem in _misjudged(j)]
         ids = [judgement["id"] for judgement in self.judgements]
         broken += [f"claim {i!r} is judged twice" for i in sorted(set(ids)) if ids.count(i) > 1]
         return broken
 
 
-def _impossible(run: Run) -> list[str]:
+def impossible(run: Run) -> list[str]:
+    """What cannot be true of a real run, a phrase each; empty if nothing is wrong."""
     problems = []
     if run.peak_bytes <= 0 and run.oom is None:
         problems.append("its peak is 0 bytes")
@@ -150,24 +153,19 @@ def _read_result(record: Any) -> Result:
         raise InputError(f"lesson must be two digits such as '06', not {lesson!r}")
     if not isinstance(record["title"], str) or len(record["title"]) > 200:
         raise InputError("title must be a text of at most 200 characters")
-    machine = record["machine"]
-    if not isinstance(machine, Mapping):
-        raise InputError("machine must be an object")
-    for key in ("kind", "name"):
-        if not isinstance(machine.get(key), str):
-            raise InputError(f"machine needs the text {key!r}")
+    machine = read_machine(record["machine"])
     for key in ("runs", "judgements"):
         if not isinstance(record[key], list | tuple):
             raise InputError(f"{key} must be a list")
     return Result(
         lesson=lesson,
         title=record["title"],
-        machine=dict(machine),
+        machine=machine,
         parameters=_read_parameters(record["parameters"]),
-        runs=tuple(Run.from_dict(_with_floats(run)) for run in record["runs"]),
+        runs=tuple(read_run(run) for run in record["runs"]),
         judgements=tuple(_read_judgement(judgement) for judgement in record["judgements"]),
-        seconds=_read_seconds(record["seconds"]),
-        date=_read_date(record["date"]),
+        seconds=read_seconds(record["seconds"]),
+        date=read_date(record["date"]),
     )
 
 
@@ -192,14 +190,47 @@ def _read_judgement(record: Any) -> dict[str, Any]:
     return {**record, "verdict": one_of(record["verdict"], claims.Verdict, "verdict")}
 
 
-def _read_seconds(value: Any) -> float:
+def read_run(record: Any) -> Run:
+    """The run of which ``plain(run.to_dict())`` was stored.
+
+    Raises:
+        InputError: as ``Run.from_dict``.
+    """
+    return Run.from_dict(_with_floats(record))
+
+
+def read_machine(record: Any) -> dict[str, Any]:
+    """The fields of a ``hardware.Machine``, of which ``kind`` and ``name`` must be there.
+
+    Raises:
+        InputError: they are not.
+    """
+    if not isinstance(record, Mapping):
+        raise InputError("machine must be an object")
+    for key in ("kind", "name"):
+        if not isinstance(record.get(key), str):
+            raise InputError(f"machine needs the text {key!r}")
+    return dict(record)
+
+
+def read_seconds(value: Any) -> float:
+    """A duration.
+
+    Raises:
+        InputError: not a number, or negative.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0:
         raise InputError(f"seconds must be a number, not negative, not {value!r}")
     return float(value)
 
 
-def _read_date(value: Any) -> str:
+def read_date(value: Any) -> str:
+    """A date as text.
+
+    Raises:
+        InputError: not in ISO 8601.
+    """
     try:
         datetime.fromisoformat(value)
     except (TypeError, ValueError) as error:
@@ -271,16 +302,23 @@ def load(path: Path | str) -> Result:
     Raises:
         InputError: there is no such file, it is too large, not JSON, or not a valid result.
     """
-    path = Path(path)
+    return read_file(Path(path), Result.from_dict, "a result")
+
+
+def read_file(path: Path, read: Callable[[Any], Read], what: str) -> Read:
+    """What ``read`` makes of the JSON in ``path``.
+
+    Raises:
+        InputError: there is no such file, it is too large, not JSON, or ``read`` refuses it.
+    """
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise InputError(f"{path} is larger than {format_bytes(LARGEST_FILE_BYTES)}")
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return Result.from_dict(record)
+        return read(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # InputError is a ValueError too
-        raise InputError(f"{path} is not a result we can read: {error}") from error
+        raise InputError(f"{path} is not {what} we can read: {error}") from error
 
 
 def lesson_number(lesson: str | int) -> str:
@@ -300,6 +338,31 @@ def result_folders() -> list[Path]:
     return [f for f in (PACKAGE.parent / "results", PACKAGE / "recorded") if f.is_dir()]
 
 
+def known_lessons() -> set[str]:
+    """The numbers of the course's lessons: those with a notebook or with exercises."""
+    notebooks = (PACKAGE.parent / "notebooks").glob("[0-9][0-9]_*.ipynb")
+    exercises = (PACKAGE / "exercises").glob("lesson_[0-9][0-9].py")
+    return {path.name[:2] for path in notebooks} | {path.stem[-2:] for path in exercises}
+
+
+def load_recorded(path: Path) -> Result:
+    """The result of a recording, ``<gpu>/<lesson>.json``.
+
+    Raises:
+        InputError: as ``load``; or the course has no such lesson, the result is of another one,
+            or it holds a run that cannot be.
+    """
+    if path.stem not in known_lessons():
+        raise InputError(f"{path}: the course has no lesson {path.stem!r}")
+    found = load(path)
+    if found.lesson != path.stem:
+        raise InputError(f"{path} holds a result of lesson {found.lesson!r}")
+    for number, run in enumerate(found.runs, 1):
+        for problem in impossible(run):
+            raise InputError(f"{path}: run {number} ({run.name}): {problem}")
+    return found
+
+
 def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
     """What real GPUs gave for ``lesson``, one result per GPU, ordered by the GPU's name.
 
@@ -312,12 +375,29 @@ def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Res
     Raises:
         InputError: ``lesson`` is not a number.
     """
-    number = lesson_number(lesson)
-    found: dict[str, Result] = {}
+    found = _by_gpu(folder, f"{lesson_number(lesson)}.json")
+    return [found[gpu][0] for gpu in sorted(found)]
+
+
+def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
+    """What each GPU gave for all lessons, by the name of its folder, ordered by lesson.
+
+    Args:
+        folder: holds ``<gpu>/<lesson>.json``; the course's own recordings if None.
+
+    A file that cannot be read, or is of a lesson that the course has not, is named in a warning
+    and left out.
+    """
+    return _by_gpu(folder, "[0-9]*.json")
+
+
+def _by_gpu(folder: Path | str | None, pattern: str) -> dict[str, list[Result]]:
+    found: dict[tuple[str, str], Result] = {}
     for base in [Path(folder)] if folder is not None else result_folders():
-        for path in sorted(base.glob(f"*/{number}.json")):
+        for path in sorted(base.glob(f"*/{pattern}")):
             try:
-                found.setdefault(path.parent.name, load(path))
+                found.setdefault((path.parent.name, path.stem), load_recorded(path))
             except InputError as error:
-                warnings.warn(f"recorded result left out: {error}", UserWarning, stacklevel=2)
-    return [found[gpu] for gpu in sorted(found)]
+                warnings.warn(f"recorded result left out: {error}", UserWarning, stacklevel=3)
+    return {gpu: [found[each] for each in sorted(found) if each[0] == gpu]
+            for gpu in sorted({gpu for gpu, _ in found})}  # fmt: skip

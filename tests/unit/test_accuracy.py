@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+import labkit as lab
 from benchmarks import accuracy
 from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, Row, markdown, summary, table
 from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from labkit import hardware
+from labkit.accuracy import load as read_back
 from labkit.experiment import PRECISIONS
 from labkit.fake_mode import fake_tensors
 from labkit.measure import _cpu_record, allocator_peak
-from labkit.memory import MIB, Category
+from labkit.memory import MIB, Category, InputError
 from labkit.model_source import find_config
 from labkit.recipes import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
 from labkit.tracker import track
@@ -131,20 +133,41 @@ def test_a_recipe_on_the_cpu_gives_a_row():
     assert abs(errors["tracked"]) < 1
 
 
+def test_a_recipe_that_fails_on_the_gpu_costs_only_its_own_row(monkeypatch, capsys):
+    first, second, third = list(GPU_RECIPES)[:3]
+    good = Row(third, 10, 10, 10)
+
+    def on_gpu(name, model, recipe, card):
+        if name == first:
+            raise RuntimeError("CUDA error: no kernel image")
+        if name == second:
+            raise InputError("not on this card")
+        return good
+
+    monkeypatch.setattr(accuracy, "on_gpu", on_gpu)
+    monkeypatch.setattr(accuracy, "this_card", lambda: hardware.gpu("h200"))
+    monkeypatch.setattr(accuracy, "GPU_RECIPES", dict(list(GPU_RECIPES.items())[:3]))
+    rows = list(accuracy.large_rows(""))
+    assert rows == [Row(first, None, None, None), Row(second, None, None, None), good]
+    said = capsys.readouterr().err
+    assert f"{first} failed: RuntimeError: CUDA error: no kernel image" in said
+    assert f"{second}: not on this card" in said
+
+
+def test_on_a_gpu_the_estimate_is_held_to_the_measured_steps(monkeypatch):
+    recipe, card = Recipe(batch_size=2, seq_len=32), hardware.gpu("h200")
+    measured = lab.measure(recipe.experiment(tiny_config()))
+    measured = replace(measured, reserved_bytes=100 * MIB, step_peaks_bytes=(60 * MIB, 90 * MIB))
+    monkeypatch.setattr(lab, "measure", lambda experiment: measured)
+    row = accuracy.on_gpu("it", tiny_config(), recipe, card)
+    found = lab.estimate(tiny_config(), gpu=card, recipe=recipe)
+    assert row == Row("it", 90 * MIB, measured.trace.peak_bytes, found.peak_allocated_bytes,
+                      100 * MIB, found.peak_reserved_bytes)  # fmt: skip
+
+
 def test_small_rows_are_chosen_by_name():
     rows = list(accuracy.small_rows("in-place"))
     assert [(row.setup, row.group) for row in rows] == [("in-place operations", SETUPS_GROUP)]
-
-
-def test_an_unlisted_card_keeps_its_own_generation_and_memory(monkeypatch):
-    here = replace(hardware.machine(), name="NVIDIA Imaginary 9000", capacity_bytes=7 * MIB)
-    monkeypatch.setattr(hardware, "machine", lambda: here)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    card = accuracy.this_card()
-    assert (card.name, card.usable_bytes) == ("NVIDIA Imaginary 9000", 7 * MIB)
-    assert (card.compute_capability, card.bf16_native) == ((7, 5), False)
-    monkeypatch.setattr(hardware, "machine", lambda: replace(here, name="NVIDIA H200"))
-    assert accuracy.this_card() is hardware.gpu("h200")
 
 
 # --- its tables ---------------------------------------------------------------------------------
@@ -212,6 +235,7 @@ def test_the_stored_table_reads_back(tmp_path):
     path = accuracy.store(ROWS, tmp_path)
     record = json.loads(path.read_text())
     assert [Row(**row) for row in record["rows"]] == ROWS
+    assert read_back(path).rows == tuple(ROWS)
     assert record["schema"] == accuracy.SCHEMA
     assert set(record["error_sizes_per_cent"]) == {RECIPES_GROUP, SETUPS_GROUP}
 

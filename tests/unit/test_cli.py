@@ -4,10 +4,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from lesson_files import result, write_lesson
+from lesson_files import run, write_lesson
 
-from labkit import cli, doctor, hardware, notebooks, outcomes, results
+from labkit import cli, doctor, hardware, headlines, notebooks, recording
+from labkit.catalogue import GPUS
+from labkit.headline_records import Entry, Headline
+from labkit.headlines import HEADLINES
+from labkit.lessons import find
+from labkit.memory import MIB
 from labkit.outcomes import Outcome
+from labkit.recording import FAILED, NOT_HERE, RECORDED, Part
+from labkit.register import locked
 
 
 @pytest.fixture
@@ -111,52 +118,157 @@ def test_exit_codes_of_run(capsys, monkeypatch, lesson, tmp_path, status, interr
 def test_record_needs_a_gpu(capsys, lesson, monkeypatch):
     here = SimpleNamespace(can_measure=False, name="Some CPU")
     monkeypatch.setattr(hardware, "machine", lambda: here)
-    sentence = refused(capsys, "record", lesson)
+    sentence = refused(capsys, "record", "--lessons", lesson)
     assert "record needs a CUDA GPU" in sentence
     assert "Some CPU" in sentence
 
 
 @pytest.fixture
 def gpu_machine(monkeypatch, tmp_path):
-    here = SimpleNamespace(can_measure=True, name="NVIDIA H200")
+    here = SimpleNamespace(can_measure=True, kind="cuda", name="NVIDIA H200", versions={},
+                           capacity_bytes=GPUS["h200"].usable_bytes)  # fmt: skip
     monkeypatch.setattr(hardware, "machine", lambda: here)
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def recorded(monkeypatch):
+    """What `labkit record` asks of its recorder; ``statuses`` are those of its parts by name."""
+    calls = SimpleNamespace(lessons=None, parts=[], statuses={}, made=None, course="passed")
+
+    class Fake(recording.Recorder):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            calls.made = self
+
+        def lessons(self, lessons, announce):
+            calls.lessons = [each.name for each in lessons]
+            made = tuple(Outcome(each.number, each.name, "T", calls.course) for each in lessons)
+            return notebooks.Course(made, self.work, calls.course == "interrupted")
+
+        def accuracy(self):
+            return self._part("accuracy")
+
+        def headline(self, job):
+            return self._part(job.name)
+
+        def _part(self, name):
+            calls.parts.append(name)
+            return Part(name, calls.statuses.get(name, NOT_HERE), 1.5)
+
+    monkeypatch.setattr(recording, "Recorder", Fake)
+    monkeypatch.setattr("labkit.report.report", lambda folder, outcomes: folder / "report.html")
+    return calls
+
+
 def test_record_refuses_a_lesson_without_a_size(capsys, gpu_machine, lesson):
-    assert "'06_saving' has no parameter 'size'" in refused(capsys, "record", lesson)
+    assert "'06_saving' has no parameter 'size'" in refused(capsys, "record", "--lessons", lesson)
 
 
-def test_record_saves_each_result_as_soon_as_its_lesson_passed(
-    capsys, gpu_machine, lesson, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--headlines", "stak"], "unknown headline 'stak'. Did you mean 'stack'?"),
+        (["--lessons", "no_such"], "unknown lesson 'no_such'"),
+        (["--timeout", "0"], "--timeout must be from 1 second"),
+        (["06"], "unrecognized arguments: 06"),
+        (["--out", "FILE"], "cannot write to the folder"),
+    ],
+)
+def test_record_refuses_before_it_measures(capsys, gpu_machine, recorded, lesson, arguments, words):
+    arguments = [argument.replace("FILE", lesson) for argument in arguments]
+    assert words in refused(capsys, "record", *arguments)
+    assert recorded.made is None
+
+
+def test_without_a_choice_all_three_parts_are_recorded(capsys, gpu_machine, recorded):
+    assert cli.main(["record"]) == 0  # what a card cannot do is no failure unless it was named
+    assert recorded.lessons == [lesson.name for lesson in find()]
+    assert recorded.parts == ["accuracy", *HEADLINES]
+    assert recorded.made.target == Path("results/h200")
+    assert recorded.made.work == Path("build/record/h200")
+    assert recorded.made.again is False
+    printed = capsys.readouterr().out
+    assert "Results: " in printed
+    assert "not possible here" in printed
+    assert not list(Path("results").rglob("*.lock"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lessons", "parts"),
+    [
+        (["--lessons"], "all", []),
+        (["--lessons", "06", "22"], ["06_gradient_checkpointing", "22_fit_your_model"], []),
+        (["--accuracy"], None, ["accuracy"]),
+        (["--headlines"], None, list(HEADLINES)),
+        (["--headlines", "stack", "--accuracy"], None, ["accuracy", "stack"]),
+        (["--headlines", "stack", "stack"], None, ["stack"]),
+    ],
+)
+def test_parts_can_be_chosen(gpu_machine, recorded, arguments, lessons, parts):
+    cli.main(["record", *arguments])
+    names = [lesson.name for lesson in find()] if lessons == "all" else lessons
+    assert (recorded.lessons, recorded.parts) == (names, parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "statuses", "code"),
+    [
+        (["--accuracy"], {"accuracy": FAILED}, 1),
+        (["--accuracy"], {"accuracy": NOT_HERE}, 0),
+        (["--headlines"], {"t4-batches": FAILED}, 1),
+        (["--headlines", "stack"], {"stack": NOT_HERE}, 1),
+    ],
+)
+def test_exit_codes_of_record(gpu_machine, recorded, arguments, statuses, code):
+    recorded.statuses = statuses
+    assert cli.main(["record", *arguments]) == code
+
+
+@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("interrupted", 130)])
+def test_lessons_that_fail_do_not_stop_the_rest_but_ctrl_c_does(
+    capsys, gpu_machine, recorded, status, code
 ):
-    monkeypatch.setattr(cli, "declared_parameters", lambda notebook: {"size": None})
-    monkeypatch.setattr(outcomes, "stored_result", lambda outcome, folder: result())
-    passed = Outcome("06", "06_saving", "Saving", "passed")
-    failed = Outcome("07", "07_more", "More", "failed")
-    seen = {}
-    target = tmp_path / "results" / "h200" / "06.json"
-
-    def run(lessons, *, folder, on_done, **options):
-        seen.update(options, folder=folder)
-        on_done(failed)
-        assert not target.exists()
-        on_done(passed)
-        assert target.exists()
-        return notebooks.Course((passed, failed), tmp_path)
-
-    monkeypatch.setattr(notebooks, "run", run)
-    assert cli.main(["record", lesson]) == 1
-    assert results.load(target) == result()
-    assert seen["parameters"] == [("size", "auto")]
-    assert seen["resume"] is True
-    assert seen["folder"] == Path("build/record/h200")
-    assert [p.name for p in target.parent.iterdir()] == ["06.json"]
+    recorded.course = status
+    assert cli.main(["record", "--lessons", "06", "--accuracy"]) == code
+    assert recorded.parts == (["accuracy"] if status == "failed" else [])
+    if status == "interrupted":
+        assert "the same command continues" in capsys.readouterr().out
 
 
-def test_a_gpu_that_the_catalogue_lacks_still_has_a_folder():
-    assert cli.gpu_key("NVIDIA H200") == "h200"
-    assert cli.gpu_key("Strange/Card: 9000 ../") == "strange-card-9000"
+def test_a_second_recorder_is_refused(capsys, gpu_machine, recorded):
+    Path("results/h200").mkdir(parents=True)
+    with locked(Path("results/h200")):
+        assert "is recording in" in refused(capsys, "record", "--accuracy")
+    Path("build/record/h200").mkdir(parents=True, exist_ok=True)
+    with locked(Path("build/record/h200")):  # another --out, but the same work
+        assert "is recording in" in refused(capsys, "record", "--accuracy", "--out", "other")
+    assert recorded.made is None
+
+
+def test_a_headline_that_is_recorded_is_shown(capsys, gpu_machine, recorded, monkeypatch):
+    job = HEADLINES["stack"]
+    real = run(mode="measured", losses=(3.25,), step_seconds=(0.5,), reserved_bytes=24 * MIB)
+    predicted = run(reserved_bytes=24 * MIB)
+    entries = tuple(Entry(label, recipe, real, predicted) for label, recipe in job.recipes)
+    found = Headline(job, entries, {"kind": "cuda", "name": "g"}, 1.0, "2026-01-01")
+    monkeypatch.setattr(headlines, "load", lambda path: found)
+    recorded.statuses = {"stack": RECORDED}
+    assert cli.main(["record", "--headlines", "stack"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(job.shows in line for line in lines)
+    (sparing,) = [line for line in lines if line.startswith("the same training")]
+    assert sparing.split("  ")[-1].strip() == "3.25"
+    assert "1 × 16" in sparing
+    assert "32,768" in sparing  # 16 × 1024 tokens in half a second
+    assert "+0.00 %" in sparing
+
+
+def test_without_benchmarks_accuracy_is_refused_in_a_sentence(
+    capsys, gpu_machine, recorded, monkeypatch
+):
+    monkeypatch.setattr(recording, "accuracy_script", lambda: None)
+    assert "is not installed" in refused(capsys, "record", "--accuracy")
 
 
 # --- doctor ------------------------------------------------------------------------------------

@@ -227,3 +227,44 @@ def test_recorded_reads_every_gpu_and_skips_a_broken_file_with_a_warning(tmp_pat
         found = results.recorded("6", folder=tmp_path)
     assert [r.where for r in found] == ["a100-40", "t4"]
     assert results.recorded("07", folder=tmp_path) == []
+
+
+def place(folder, gpu, name, found):
+    results.save(found, folder / gpu / name)
+
+
+def test_a_file_of_another_or_no_lesson_or_of_an_impossible_run_is_named(tmp_path):
+    place(tmp_path, "t4", "06.json", result())
+    place(tmp_path, "t4", "77.json", result(lesson="77"))
+    place(tmp_path, "l4", "06.json", result(lesson="07"))
+    place(tmp_path, "l4", "07.json", result(lesson="07"))
+    place(tmp_path, "h200", "07.json", result(lesson="07", runs=(run(reserved_bytes=1),)))
+    place(tmp_path, "h200", "headline-stack.json", result())  # of another kind: not looked at
+    with pytest.warns(UserWarning, match="left out") as warned:
+        found = results.all_recorded(tmp_path)
+    assert {gpu: [each.lesson for each in held] for gpu, held in found.items()} == {
+        "t4": ["06"], "l4": ["07"]}  # fmt: skip
+    texts = " ".join(sorted(str(each.message) for each in warned))
+    assert len(warned) == 3
+    assert "the course has no lesson '77'" in texts
+    assert "holds a result of lesson '07'" in texts
+    assert "run 1 (baseline): it reserved fewer" in texts
+    with pytest.warns(UserWarning, match="lesson '07'"):
+        assert [each.where for each in results.recorded("06", folder=tmp_path)] == ["Test CPU"]
+    with pytest.warns(UserWarning, match="no lesson '77'"):
+        assert results.recorded(77, folder=tmp_path) == []
+
+
+def test_the_first_of_two_folders_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "result_folders", lambda: [tmp_path / "a", tmp_path / "b"])
+    place(tmp_path / "a", "t4", "06.json", result(title="first"))
+    place(tmp_path / "b", "t4", "06.json", result(title="second"))
+    place(tmp_path / "b", "l4", "06.json", result(title="other"))
+    assert [each.title for each in results.recorded(6)] == ["other", "first"]
+    assert {gpu: [each.title for each in held] for gpu, held in results.all_recorded().items()} == {
+        "l4": ["other"], "t4": ["first"]}  # fmt: skip
+
+
+def test_the_lessons_of_the_course_are_known():
+    assert {"00", "06", "22"} <= results.known_lessons()
+    assert "77" not in results.known_lessons()

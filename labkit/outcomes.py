@@ -2,7 +2,8 @@
 
 An outcome is written atomically when its lesson ends; resuming and reporting read it. Its
 fingerprint says what it depended on. Limits: files that a lesson reads beyond its own cells,
-labkit and the recorded results are not part of the fingerprint.
+labkit and the recorded results are not part of the fingerprint, so that lesson 23, which reads what
+the others found, is not executed again because they were.
 """
 
 import hashlib
@@ -20,6 +21,8 @@ from labkit.lessons import read_notebook
 from labkit.memory import InputError
 from labkit.results import Result, result_folders, write_atomic
 
+#: The environment variable that names the folder of the run that a kernel belongs to.
+RUN_VARIABLE = "LABKIT_RUN_FOLDER"
 PACKAGE = Path(__file__).resolve().parent
 STATUSES = ("passed", "failed", "interrupted", "not started")
 
@@ -87,11 +90,17 @@ def environment_hash() -> str:
         files += folder.rglob("*.json")
     for path in sorted(files):
         digest.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
-    packages = {f"{d.name}=={d.version}" for d in importlib.metadata.distributions()}
     variables = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    rest = [sys.version, here.kind, here.name, *sorted(packages), *map(os.environ.get, variables)]
+    rest = [sys.version, here.kind, here.name, *packages(), *map(os.environ.get, variables)]
     digest.update(json.dumps(rest).encode())
     return digest.hexdigest()
+
+
+def packages() -> list[str]:
+    """All that is installed, with versions."""
+    # Whoever imports setuptools finds what is bundled with it among his packages from then on.
+    own = [entry for entry in sys.path if Path(entry).parts[-2:] != ("setuptools", "_vendor")]
+    return sorted({f"{d.name}=={d.version}" for d in importlib.metadata.distributions(path=own)})
 
 
 def fingerprint(notebook: Any, parameters: Mapping[str, Any], environment: str) -> str:

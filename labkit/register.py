@@ -9,7 +9,6 @@ among the processes of one computer only.
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.memory import InputError
+from labkit.outcomes import packages
 from labkit.results import read_file, write_atomic
 
 PACKAGE = Path(__file__).resolve().parent
@@ -77,10 +77,9 @@ def environment_hash(machine: Any) -> str:
     for path in sorted(sources):
         name = path.relative_to(PACKAGE).as_posix()
         digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    packages = sorted({f"{d.name}=={d.version}" for d in importlib.metadata.distributions()})
     variables = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     here = [machine.kind, machine.name, machine.capacity_bytes, dict(machine.versions)]
-    rest = [sys.version, here, packages, [os.environ.get(name) for name in variables]]
+    rest = [sys.version, here, packages(), [os.environ.get(name) for name in variables]]
     digest.update(json.dumps(rest, sort_keys=True).encode())
     return digest.hexdigest()
 

@@ -86,6 +86,19 @@ def test_what_the_fingerprint_sees(tmp_path, monkeypatch):
     assert outcomes.environment_hash() != before
 
 
+def test_what_setuptools_bundles_is_not_installed(tmp_path, monkeypatch):
+    """Importing it puts that folder on the path."""
+    found = {}
+    for name in ("setuptools/_vendor", "elsewhere"):
+        info = tmp_path / name / "bundled-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bundled\nVersion: 1.0\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [*sys.path, str(tmp_path / name)])
+            found[name] = "bundled==1.0" in outcomes.packages()
+    assert found == {"setuptools/_vendor": False, "elsewhere": True}
+
+
 def test_a_failed_lesson_is_executed_again_by_resume(tmp_path):
     marker = tmp_path / "fixed"
     lesson = write_lesson(tmp_path, f"import os\nassert os.path.exists({str(marker)!r})")

@@ -1,4 +1,4 @@
-"""The command line: ``labkit doctor | run | estimate | advise | report | record``.
+"""The command line: ``labkit doctor | run | estimate | advise | report | record | cheat-sheet``.
 
 Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, or a recipe does not fit; 2
 something we were given cannot be used, or a file cannot be written (one sentence says which); 130
@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from labkit import cli_planning, cli_recording, cli_text
+from labkit import cli_planning, cli_recording, cli_sheet, cli_text
 from labkit.lessons import find
 from labkit.memory import InputError, one_of, positive_int
 
-COMMANDS = ("doctor", "run", "report", cli_recording.COMMAND, *cli_planning.COMMANDS)
+COMMANDS = ("doctor", "run", "report", cli_recording.COMMAND, cli_sheet.COMMAND,
+            *cli_planning.COMMANDS)  # fmt: skip
 RUN_FOLDER = Path("build/course")
 
 
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(action=_report)
 
     cli_recording.add_command(commands)
+    cli_sheet.add_command(commands)
     cli_planning.add_commands(commands)
     return parser
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from labkit.family import Family
 from labkit.lessons import Lesson
+from labkit.outcomes import RUN_VARIABLE
 
 PACKAGE = Path(__file__).resolve().parent
 GRACE_SECONDS = 30  # what a kernel and papermill get to stop by themselves after the time limit
@@ -150,8 +151,11 @@ class _Worker(Family):
 
 
 @contextlib.contextmanager
-def kernel_environment() -> Iterator[dict[str, str]]:
-    """Environment variables that make ``python3`` mean this Python, this labkit, no user setup."""
+def kernel_environment(folder: Path) -> Iterator[dict[str, str]]:
+    """Environment variables that make ``python3`` mean this Python, this labkit, no user setup.
+
+    A lesson that reads what the others found is told the run's ``folder``.
+    """
     from ipykernel.kernelspec import get_kernel_dict
 
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as scratch:
@@ -171,6 +175,7 @@ def kernel_environment() -> Iterator[dict[str, str]]:
             "PYTHONPATH": _joined(str(PACKAGE.parent), os.environ.get("PYTHONPATH")),
             "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), *shown])),
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            RUN_VARIABLE: str(folder.resolve()),
         }
 
 

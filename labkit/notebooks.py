@@ -87,7 +87,7 @@ def run(
             done[job.lesson.name] = earlier
             if on_done:
                 on_done(earlier)
-    interrupted = _run_all(todo, jobs, progress, done, on_done)
+    interrupted = _run_all(todo, folder, jobs, progress, done, on_done)
     outcomes = tuple(
         done.get(job.lesson.name)
         or Outcome(job.lesson.number, job.lesson.name, job.title, "not started")
@@ -120,6 +120,7 @@ def _job(
 
 def _run_all(
     todo: Sequence[Job],
+    folder: Path,
     jobs: int,
     progress: bool,
     done: dict[str, Outcome],
@@ -128,7 +129,7 @@ def _run_all(
     """Fill ``done``; whether Ctrl-C ended it."""
     stop = threading.Event()
     interrupted = False
-    with kernel_environment() as environment, ThreadPoolExecutor(max_workers=jobs) as pool:
+    with kernel_environment(folder) as environment, ThreadPoolExecutor(max_workers=jobs) as pool:
         waiting: dict[Future[Outcome], Job] = {
             pool.submit(_run_one, job, environment, stop, progress): job for job in todo
         }

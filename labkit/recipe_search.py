@@ -181,7 +181,7 @@ class Search:
     def _option(self, recipe: Recipe, found: Estimate) -> Option:
         sizes, changes = self.sizes, candidates.changes(recipe, self.sizes)
         needed = found.peak_reserved_bytes + candidates.bucket_bytes(recipe, sizes, self.gpus)
-        crossing = candidates.link_bytes(recipe, sizes, _sent_bytes(found))
+        crossing = candidates.link_bytes(recipe, sizes, bytes_to_host(found))
         flops, moved = found.flops or 0, found.moved_bytes or 0
         return Option(
             recipe=recipe,
@@ -256,7 +256,7 @@ def left_to_gain(tried: Iterable[Option]) -> float:
     return (y1 - y2) / (x1 - x2) / best.recipe.batch_size / best.seconds_per_token
 
 
-def _sent_bytes(found: Estimate) -> int:
+def bytes_to_host(found: Estimate) -> int:
     """Bytes allocated on the host in the last step: with offloaded activations, those sent."""
     trace = found.run.trace
     start = trace.steps()[-1][0]

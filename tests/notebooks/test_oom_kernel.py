@@ -95,9 +95,9 @@ print(json.dumps("clean"))
 
 
 @pytest.fixture
-def kernel(monkeypatch):
+def kernel(monkeypatch, tmp_path):
     """This Python and this labkit behind the name ``python3``."""
-    with kernel_environment() as environment:
+    with kernel_environment(tmp_path) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         yield

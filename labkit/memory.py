@@ -463,12 +463,12 @@ def one_of(value: Any, allowed: Iterable[str], what: str) -> str:
     """
     allowed = [str(choice) for choice in allowed]
     folded = {choice.lower().replace("_", "-"): choice for choice in allowed}
-    key = (value if isinstance(value, str) else _shown(value))[:200].lower().replace("_", "-")
+    key = (value if isinstance(value, str) else shown(value))[:200].lower().replace("_", "-")
     if key in folded:
         return folded[key]
     near = difflib.get_close_matches(key, folded, n=1, cutoff=0.4)
     hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
-    raise InputError(f"unknown {what} {_shown(value)}.{hint} Known: {', '.join(allowed)}.")
+    raise InputError(f"unknown {what} {shown(value)}.{hint} Known: {', '.join(allowed)}.")
 
 
 def positive_int(value: Any, what: str, *, most: int = 1 << 31) -> int:
@@ -478,13 +478,13 @@ def positive_int(value: Any, what: str, *, most: int = 1 << 31) -> int:
         InputError: it is not one.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise InputError(f"{what} must be a whole number of at least 1, not {_shown(value)}")
+        raise InputError(f"{what} must be a whole number of at least 1, not {shown(value)}")
     if not 1 <= value <= most:
-        raise InputError(f"{what} must be from 1 to {most}, not {_shown(value)}")
+        raise InputError(f"{what} must be from 1 to {most}, not {shown(value)}")
     return int(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """``value`` as Python writes it, short enough for a sentence."""
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a number of more than thirty digits"  # Python refuses to write very long ones

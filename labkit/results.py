@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from labkit import claims
-from labkit.memory import InputError, Run, format_bytes, one_of
+from labkit.memory import InputError, Run, format_bytes, one_of, shown
 
 RESULT_MIME = "application/vnd.labkit.result+json"
 SCHEMA = 1
@@ -145,12 +145,14 @@ def _read_result(record: Any) -> Result:
     if missing := names - set(record):
         raise InputError(f"a result needs the field {sorted(missing)[0]!r}")
     if unknown := set(record) - names:
-        raise InputError(f"a result has no field {sorted(map(str, unknown))[0]!r}")
+        raise InputError(f"a result has no field {shown(sorted(map(str, unknown))[0])}")
     if record["schema"] != SCHEMA or isinstance(record["schema"], bool):
-        raise InputError(f"result schema {record['schema']!r} is not {SCHEMA}, the one we read")
+        raise InputError(
+            f"result schema {shown(record['schema'])} is not {SCHEMA}, the one we read"
+        )
     lesson = record["lesson"]
     if not isinstance(lesson, str) or not re.fullmatch(r"\d\d", lesson, re.ASCII):
-        raise InputError(f"lesson must be two digits such as '06', not {lesson!r}")
+        raise InputError(f"lesson must be two digits such as '06', not {shown(lesson)}")
     if not isinstance(record["title"], str) or len(record["title"]) > 200:
         raise InputError("title must be a text of at most 200 characters")
     machine = read_machine(record["machine"])
@@ -176,7 +178,7 @@ def _read_parameters(record: Any) -> dict[str, Any]:
         items = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, str | int | float | bool | None) for item in items):
             raise InputError(
-                f"parameter {name!r} must be a plain value or a list of them, not {value!r}"
+                f"parameter {shown(name)} must be a plain value or a list of them, not {shown(value)}"
             )
     return dict(record)
 
@@ -187,6 +189,8 @@ def _read_judgement(record: Any) -> dict[str, Any]:
     for key in ("id", "verdict"):
         if not isinstance(record.get(key), str):
             raise InputError(f"a judgement needs the text {key!r}")
+    if not isinstance(record.get("mode"), str | None):
+        raise InputError(f"a judgement's mode must be a text or null, not {shown(record['mode'])}")
     return {**record, "verdict": one_of(record["verdict"], claims.Verdict, "verdict")}
 
 
@@ -221,7 +225,7 @@ def read_seconds(value: Any) -> float:
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0:
-        raise InputError(f"seconds must be a number, not negative, not {value!r}")
+        raise InputError(f"seconds must be a number, not negative, not {shown(value)}")
     return float(value)
 
 
@@ -234,7 +238,7 @@ def read_date(value: Any) -> str:
     try:
         datetime.fromisoformat(value)
     except (TypeError, ValueError) as error:
-        raise InputError(f"date must be in ISO 8601, not {value!r}") from error
+        raise InputError(f"date must be in ISO 8601, not {shown(value)}") from error
     return value
 
 

@@ -67,6 +67,24 @@ def test_a_broken_field_is_named(field, value, words):
         Result.from_dict({**result().to_dict(), field: value})
 
 
+def test_a_hostile_value_is_quoted_in_short():
+    for field in ("parameters", "date", "seconds", "lesson", "schema"):
+        value = {"x" * 10**6: ["y" * 10**6, {}]} if field == "parameters" else "9" * 10**6
+        with pytest.raises(InputError) as caught:
+            Result.from_dict({**result().to_dict(), field: value})
+        assert len(str(caught.value)) < 300
+
+
+def test_a_judgement_says_in_words_where_it_comes_from():
+    claim = next(c for c in claims.all_claims().values() if c.needs == "gpu")
+    sound = session.judgement_record(claims.judge(claim.id, None))
+    record = result(judgements=(sound,)).to_dict()
+    assert Result.from_dict(record).broken_invariants() == []
+    record["judgements"] = [{**sound, "mode": 5}]
+    with pytest.raises(InputError, match="mode must be a text"):
+        Result.from_dict(record)
+
+
 def test_missing_and_unknown_fields_are_named():
     record = result().to_dict()
     with pytest.raises(InputError, match="'surprise'"):

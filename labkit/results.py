@@ -178,7 +178,8 @@ def _read_parameters(record: Any) -> dict[str, Any]:
         items = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, str | int | float | bool | None) for item in items):
             raise InputError(
-                f"parameter {shown(name)} must be a plain value or a list of them, not {shown(value)}"
+                f"parameter {shown(name)} must be a plain value or a list of them, not "
+                f"{shown(value)}"
             )
     return dict(record)
 

@@ -101,7 +101,7 @@ def _job(job: CommonJob, plain: Figures) -> str:
 
 def _figures(row: Row) -> tuple[str, str, str, str]:
     if row.after is None:
-        return NOTHING, NOTHING, row.refused or "verdicts only", NOTHING
+        return NOTHING, NOTHING, row.refused or "no recipe", NOTHING
     part = f"{row.part[0]} −{format_bytes(row.part[1])}" if row.part else "nothing"
     bound = NOTHING
     if row.slower_share is not None:
@@ -140,7 +140,8 @@ def order(sheet: Sheet) -> Section:
     note = (
         "From the plain job on, always the move that saves most bytes of the peak per second that "
         "it adds to the bound; first what trains the same, then what changes the training, "
-        f"until nothing saves. {_source(sheet)} Stop at the first that fits with room to spare."
+        f"until nothing that these allow saves. {_source(sheet)} Stop at the first that fits with "
+        "room to spare."
     )
     return Section("Order of adoption", note, columns, tuple(rows))
 

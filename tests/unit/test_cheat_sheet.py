@@ -21,6 +21,7 @@ from labkit import (
     sheet_figures,
     sheet_findings,
     sheet_order,
+    sheet_questions,
 )
 from labkit.cheat_sheet import build
 from labkit.claim_rules import CLAIMS_FILE, Verdict, all_claims
@@ -403,6 +404,18 @@ def test_the_pdf_holds_pages_and_a_font(full, tmp_path):
     assert content.startswith(b"%PDF-")
     assert b"DejaVu" in content
     assert content.count(b"/Type /Page\n") >= 3
+
+
+def test_a_begin_that_greed_shut_out_is_named(sheet):
+    short = replace(sheet, order=sheet.order[:1])
+    name, figures = sheet_questions._begun_otherwise(short, short.order)
+    assert figures.peak_bytes < short.order[0].after.peak_bytes
+    technique, card = sheet.row(name).technique, sheet.job.card
+    assert technique.change(figures.recipe, card) == figures.recipe  # it is still on
+    for first in short.order[0].techniques:
+        assert first.change(figures.recipe, card) == figures.recipe  # and what it allows is, too
+    assert f"Begun with {name}, it shrinks" in sheet_questions._all_together(short).says
+    assert "Begun with" not in sheet_questions._all_together(sheet).says
 
 
 def test_without_fpdf_a_sentence_says_what_to_install(full, tmp_path, monkeypatch):

@@ -24,7 +24,6 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import labkit as lab
 from benchmarks.setups import CAUSES, GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from labkit import hardware
-from labkit.accuracy import FILE, RECIPES_GROUP, SCHEMA, SETUPS_GROUP, Row
+from labkit.accuracy import FILE, RECIPES_GROUP, SETUPS_GROUP, AccuracyTable, Row
 from labkit.catalogue import Gpu
 from labkit.memory import InputError, format_bytes
 from labkit.results import write_atomic
@@ -216,12 +215,10 @@ def store(rows: list[Row], folder: Path) -> Path:
     """Write the rows with the machine's versions; the file is whole or not there."""
     here = hardware.machine()
     path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / FILE
-    record = {
-        "schema": SCHEMA,
-        "machine": {"kind": here.kind, "name": here.name, "versions": here.versions},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": [asdict(row) for row in rows],
-        "error_sizes_per_cent": {g: summary(members) for g, members in _groups(rows).items()},
+    machine = {"kind": here.kind, "name": here.name, "versions": here.versions}
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    record = AccuracyTable(tuple(rows), machine, date).to_dict() | {
+        "error_sizes_per_cent": {g: summary(members) for g, members in _groups(rows).items()}
     }
     write_atomic(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return path

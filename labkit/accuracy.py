@@ -5,14 +5,13 @@
 Limits: errors are computed from the bytes in the file; the summary beside them is not read.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from labkit.memory import InputError
-from labkit.results import read_date, read_file, read_machine, result_folders
+from labkit.memory import InputError, shown
+from labkit.results import read_date, read_file, read_folders, read_machine
 
 FILE = "accuracy.json"
 SCHEMA = 2
@@ -71,7 +70,7 @@ class AccuracyTable:
         if not isinstance(record, Mapping):
             raise InputError(f"an accuracy table must be an object, not {type(record).__name__}")
         if record.get("schema") != SCHEMA or isinstance(record["schema"], bool):
-            raise InputError(f"its schema {record.get('schema')!r} is not {SCHEMA}")
+            raise InputError(f"its schema {shown(record.get('schema'))} is not {SCHEMA}")
         rows = record.get("rows")
         if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_ROWS:
             raise InputError(f"rows must be a list of 1 to {_MOST_ROWS}")
@@ -91,7 +90,7 @@ def _read_row(record: Any) -> Row:
             if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
                 raise InputError(f"{key} must be a text of at most {_MOST_TEXT} characters")
         elif value is not None and (type(value) is not int or not 0 < value < 1 << 60):
-            raise InputError(f"{key} must be a number of bytes or null, not {value!r}")
+            raise InputError(f"{key} must be a number of bytes or null, not {shown(value)}")
     return Row(**record)
 
 
@@ -110,11 +109,5 @@ def recorded(folder: Path | str | None = None) -> dict[str, AccuracyTable]:
     Args:
         folder: holds ``<gpu>/accuracy.json``; the course's own recordings if None.
     """
-    found: dict[str, AccuracyTable] = {}
-    for base in [Path(folder)] if folder is not None else result_folders():
-        for path in sorted(base.glob(f"*/{FILE}")):
-            try:
-                found.setdefault(path.parent.name, load(path))
-            except InputError as error:
-                warnings.warn(f"recorded accuracy left out: {error}", UserWarning, stacklevel=2)
-    return found
+    found = read_folders(folder, FILE, load)
+    return {gpu: table for (gpu, _), table in found.items()}

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from labkit import cli_planning, cli_recording, cli_sheet, cli_text
-from labkit.lessons import find
+from labkit.lessons import RUN_FOLDER, find
 from labkit.memory import InputError, one_of, positive_int
 
 COMMANDS = ("doctor", "run", "report", cli_recording.COMMAND, cli_sheet.COMMAND,
             *cli_planning.COMMANDS)  # fmt: skip
-RUN_FOLDER = Path("build/course")
 
 
 class _Parser(argparse.ArgumentParser):

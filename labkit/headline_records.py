@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.accuracy import error_percent
-from labkit.memory import InputError, Run
+from labkit.memory import InputError, Run, shown
 from labkit.recipes import MOST_BATCH, Recipe
 from labkit.results import (
     impossible,
@@ -80,7 +80,7 @@ class Job:
             _text(record[key], key)
         budget_bytes = record["budget_bytes"]
         if budget_bytes is not None and not _is_count(budget_bytes, 1 << 50):
-            raise InputError(f"budget_bytes must be a number of bytes, not {budget_bytes!r}")
+            raise InputError(f"budget_bytes must be a number of bytes, not {shown(budget_bytes)}")
         if not isinstance(record["largest_batch"], bool):
             raise InputError("largest_batch must be true or false")
         pairs = record["recipes"]
@@ -225,7 +225,7 @@ def _object(record: Any, names: set[str], what: str) -> Mapping[str, Any]:
     if not isinstance(record, Mapping):
         raise InputError(f"{what} must be an object, not {type(record).__name__}")
     if different := names ^ set(record):
-        raise InputError(f"{what} lacks or has too much: {sorted(map(str, different))[0]!r}")
+        raise InputError(f"{what} lacks or has too much: {shown(sorted(map(str, different))[0])}")
     return record
 
 
@@ -233,7 +233,9 @@ def _read_headline(record: Any) -> Headline:
     names = {"schema", "command", *Headline.__dataclass_fields__}
     record = _object(record, names, "a headline's record")
     if record["schema"] != SCHEMA or isinstance(record["schema"], bool):
-        raise InputError(f"headline schema {record['schema']!r} is not {SCHEMA}, the one we read")
+        raise InputError(
+            f"headline schema {shown(record['schema'])} is not {SCHEMA}, the one we read"
+        )
     job = Job.from_dict(record["job"])
     if record["command"] != job.command:
         raise InputError(f"command must be {job.command!r}")
@@ -264,7 +266,7 @@ def _read_entry(record: Any, job: Job) -> Entry:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or type(pair[1]) is not bool:
             raise InputError("tried must hold pairs of a batch and whether it fitted")
         if not _is_count(pair[0], MOST_BATCH):
-            raise InputError(f"a batch tried must be from 1 to {MOST_BATCH}, not {pair[0]!r}")
+            raise InputError(f"a batch tried must be from 1 to {MOST_BATCH}, not {shown(pair[0])}")
     entry = Entry(label, Recipe.from_dict(record["recipe"]), run, predicted,
                   tuple((batch, fitted) for batch, fitted in tried))  # fmt: skip
     if problems := list(_broken(entry, job)):

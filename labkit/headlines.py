@@ -12,7 +12,6 @@ Limits: a pretended budget caps PyTorch's allocator; the kernels are this GPU's 
 their workspaces and speed.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from labkit.catalogue import CUDA_CONTEXT_BYTES, GPUS
 from labkit.headline_records import PREFIX, Headline, Job
 from labkit.memory import InputError, one_of
 from labkit.recipes import Recipe
-from labkit.results import read_file, result_folders
+from labkit.results import read_file, read_folders
 
 #: 48 × 10⁹ bytes less the CUDA context: cards sold as 48 GB report 44 to 47.5 GiB, this is 44.2.
 BUDGET_48_GB = 48 * 10**9 - CUDA_CONTEXT_BYTES
@@ -46,7 +45,7 @@ def _steps(start: Recipe, *steps: tuple[str, dict[str, Any]]) -> tuple[tuple[str
 _ALL = (
     Job(
         name="8b-full-24gb",
-        shows="A model of 8 billion weights, all of them trained on a card of 24 GB.",
+        shows="Whether all weights of an 8B can be trained on a card of 24 GB.",
         model="Llama-3.1-8B",
         within=GPUS["rtx-4090"].name,
         budget_bytes=GPUS["rtx-4090"].budget_bytes,
@@ -56,7 +55,7 @@ _ALL = (
     ),
     Job(
         name="70b-qlora-80gb",
-        shows="A model of 70 billion weights, in 4 bit, adapted on a card of 80 GB.",
+        shows="Whether a 70B in 4 bits can be adapted on a card of 80 GB.",
         model="Llama-2-70B",
         within=GPUS["h100"].name,
         budget_bytes=GPUS["h100"].budget_bytes,
@@ -64,7 +63,7 @@ _ALL = (
     ),
     Job(
         name="70b-qlora-48gb",
-        shows="The same model adapted on a card of 48 GB.",
+        shows="Whether it can be on a card of 48 GB.",
         model="Llama-2-70B",
         within="a card of 48 GB",
         budget_bytes=BUDGET_48_GB,
@@ -72,8 +71,8 @@ _ALL = (
     ),
     Job(
         name="stack",
-        shows="One small job, 16 sequences a step: plain, with all that trains the same, and with "
-        "what trains otherwise.",
+        shows="What one small job takes, 16 sequences a step: plain, with all that trains the "
+        "same, and with what trains otherwise.",
         model="SmolLM2-135M",
         recipes=(
             ("plain", _PLAIN.but(batch_size=16)),
@@ -84,7 +83,7 @@ _ALL = (
     ),
     Job(
         name="t4-batches",
-        shows="The largest batch that fits 16 GB, technique by technique.",
+        shows="Which batch is the largest that fits 16 GB, technique by technique.",
         model="Qwen2.5-0.5B",
         within=GPUS["t4"].name,
         budget_bytes=GPUS["t4"].budget_bytes,
@@ -135,16 +134,10 @@ def recorded(folder: Path | str | None = None) -> dict[str, list[Headline]]:
 
     A file that cannot be read is named in a warning and left out.
     """
-    found: dict[tuple[str, str], Headline] = {}
-    for base in [Path(folder)] if folder is not None else result_folders():
-        for path in sorted(base.glob(f"*/{PREFIX}*.json")):
-            try:
-                headline = load(path)
-            except InputError as error:
-                warnings.warn(f"recorded headline left out: {error}", UserWarning, stacklevel=2)
-            else:
-                found.setdefault((path.parent.name, headline.name), headline)
+    found = list(read_folders(folder, f"{PREFIX}*.json", load).items())
+    order = list(HEADLINES)
     return {
-        gpu: [found[gpu, name] for name in HEADLINES if (gpu, name) in found]
-        for gpu in sorted({gpu for gpu, _ in found})
-    }
+        gpu: sorted((each for (name, _), each in found if name == gpu),
+                    key=lambda headline: order.index(headline.name))
+        for (gpu, _), _ in found
+    }  # fmt: skip

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 from labkit.memory import InputError, one_of, positive_int
 
 PACKAGE = Path(__file__).resolve().parent
+#: Where `labkit run` writes unless told otherwise.
+RUN_FOLDER = Path("build", "course")
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,15 @@ def run(
         InputError: a notebook cannot be read, a parameter is unknown or unfit, or the folder
             cannot be written.
     """
+    from labkit.hardware import machine
+
     for package in ("papermill", "nbconvert", "ipykernel"):
         if importlib.util.find_spec(package) is None:
             raise InputError(
                 f"{package} is not installed, and lessons cannot be executed without it; "
                 "pip install 'gpu-memory-lab[notebooks]' brings it"
             )
-    environment = environment_hash()
+    environment = environment_hash(machine())
     queue = [_job(lesson, parameters, environment, folder, timeout_seconds) for lesson in lessons]
     prepare_folder(folder)
     done: dict[str, Outcome] = {}

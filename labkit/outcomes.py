@@ -14,12 +14,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.check import result_of
 from labkit.lessons import read_notebook
 from labkit.memory import InputError
 from labkit.results import Result, result_folders, write_atomic
+
+if TYPE_CHECKING:
+    from labkit.hardware import Machine
 
 #: The environment variable that names the folder of the run that a kernel belongs to.
 RUN_VARIABLE = "LABKIT_RUN_FOLDER"
@@ -75,24 +78,27 @@ def store(outcome: Outcome, partial: Path, folder: Path) -> Outcome:
     return outcome
 
 
-def environment_hash() -> str:
+def environment_hash(machine: "Machine", *, recorded: bool = True) -> str:
     """Of everything outside a notebook that its outputs depend on.
 
-    That is: labkit's files, recorded results, the versions of Python and of all installed
-    packages, the machine, and the variables that choose its GPUs and their allocator.
-    """
-    from labkit.hardware import machine
+    That is: labkit's sources, the versions of Python and of all installed packages, the machine,
+    and the variables that choose its GPUs and their allocator.
 
-    here = machine()
+    Args:
+        recorded: whether recorded results count too. Lessons show them; to a recorder, writing
+            one must not make the others look old.
+    """
     digest = hashlib.sha256()
     files = [p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".toml") and p.is_file()]
-    for folder in result_folders():
-        files += folder.rglob("*.json")
-    for path in sorted(files):
-        digest.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
+    named = [(path.relative_to(PACKAGE).as_posix(), path) for path in files]
+    if recorded:
+        named += [(str(path), path) for each in result_folders() for path in each.rglob("*.json")]
+    for name, path in sorted(named):
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     variables = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    rest = [sys.version, here.kind, here.name, *packages(), *map(os.environ.get, variables)]
-    digest.update(json.dumps(rest).encode())
+    here = [machine.kind, machine.name, machine.capacity_bytes, dict(machine.versions)]
+    rest = [sys.version, here, packages(), [os.environ.get(name) for name in variables]]
+    digest.update(json.dumps(rest, sort_keys=True).encode())
     return digest.hexdigest()
 
 

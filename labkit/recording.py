@@ -63,7 +63,7 @@ class Recorder:
         self.parts = work / "parts"  # apart from the outcomes of lessons, which are read by folder
         self.parts.mkdir(exist_ok=True)
         self.not_kept: list[str] = []  # what ran on another machine than this GPU
-        self.environment = register.environment_hash(machine)
+        self.environment = outcomes.environment_hash(machine, recorded=False)
         self.register = register.Register(target, tell)
 
     def lessons(

@@ -11,16 +11,13 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from labkit.memory import InputError
-from labkit.outcomes import packages
 from labkit.results import read_file, write_atomic
 
-PACKAGE = Path(__file__).resolve().parent
 FILE = "recording.json"
 LOCK = ".recording.lock"
 SCHEMA = 1
@@ -64,24 +61,6 @@ def _read(record: Any) -> dict[str, dict[str, str]]:
         if not all(isinstance(text, str) for text in entry.values()):
             raise InputError("made_by and sha256 must be texts")
     return {name: dict(entry) for name, entry in files.items()}
-
-
-def environment_hash(machine: Any) -> str:
-    """Of what a record depends on beside what is run: labkit's sources, versions, the GPU.
-
-    Recorded results do not count, unlike in `outcomes.environment_hash`: writing one must not make
-    the others look old.
-    """
-    digest = hashlib.sha256()
-    sources = [p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".toml") and p.is_file()]
-    for path in sorted(sources):
-        name = path.relative_to(PACKAGE).as_posix()
-        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    variables = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    here = [machine.kind, machine.name, machine.capacity_bytes, dict(machine.versions)]
-    rest = [sys.version, here, packages(), [os.environ.get(name) for name in variables]]
-    digest.update(json.dumps(rest, sort_keys=True).encode())
-    return digest.hexdigest()
 
 
 def digest_of(*parts: str | bytes) -> str:

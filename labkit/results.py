@@ -380,8 +380,8 @@ def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Res
     Raises:
         InputError: ``lesson`` is not a number.
     """
-    found = _by_gpu(folder, f"{lesson_number(lesson)}.json")
-    return [found[gpu][0] for gpu in sorted(found)]
+    found = read_folders(folder, f"{lesson_number(lesson)}.json", load_recorded)
+    return list(found.values())
 
 
 def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
@@ -393,16 +393,26 @@ def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
     A file that cannot be read, or is of a lesson that the course has not, is named in a warning
     and left out.
     """
-    return _by_gpu(folder, "[0-9]*.json")
+    found = read_folders(folder, "[0-9]*.json", load_recorded)
+    return {gpu: [result for (name, _), result in found.items() if name == gpu]
+            for gpu, _ in found}  # fmt: skip
 
 
-def _by_gpu(folder: Path | str | None, pattern: str) -> dict[str, list[Result]]:
-    found: dict[tuple[str, str], Result] = {}
+def read_folders(
+    folder: Path | str | None, pattern: str, load: Callable[[Path], Read]
+) -> dict[tuple[str, str], Read]:
+    """What ``load`` reads from each ``<gpu>/<pattern>``, by GPU and file stem, in that order.
+
+    Args:
+        folder: holds a folder per GPU; the course's own recordings if None.
+
+    A file that ``load`` refuses with `InputError` is named in a warning and left out.
+    """
+    found: dict[tuple[str, str], Read] = {}
     for base in [Path(folder)] if folder is not None else result_folders():
         for path in sorted(base.glob(f"*/{pattern}")):
             try:
-                found.setdefault((path.parent.name, path.stem), load_recorded(path))
+                found.setdefault((path.parent.name, path.stem), load(path))
             except InputError as error:
-                warnings.warn(f"recorded result left out: {error}", UserWarning, stacklevel=3)
-    return {gpu: [found[each] for each in sorted(found) if each[0] == gpu]
-            for gpu in sorted({gpu for gpu, _ in found})}  # fmt: skip
+                warnings.warn(f"recorded file left out: {error}", UserWarning, stacklevel=3)
+    return dict(sorted(found.items()))

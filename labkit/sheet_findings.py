@@ -13,13 +13,11 @@ from pathlib import Path
 from labkit import catalogue, headlines, outcomes, results
 from labkit.claim_rules import Verdict, all_claims
 from labkit.headline_records import Entry
+from labkit.lessons import RUN_FOLDER
 from labkit.memory import InputError, format_bytes
 from labkit.outcomes import RUN_VARIABLE
 from labkit.report import found_here
 from labkit.sheet_techniques import TECHNIQUES, Technique
-
-#: Where `labkit run` writes unless told otherwise, below the working folder or the repository.
-RUN_FOLDER = Path("build", "course")
 
 
 @dataclass(frozen=True)
@@ -118,6 +116,7 @@ def recorded_pairs(folder: Path | None = None) -> list[Pair]:
 def _differ_by(technique: Technique, one: Entry, other: Entry) -> bool:
     if technique.change is None or one.recipe.but(batch_size=1) == other.recipe.but(batch_size=1):
         return False
+    # A technique may depend on the card: mixed precision on its formats, which the recipe tells.
     card = catalogue.gpu("rtx-4090" if "bf16" in other.recipe.precision else "t4")
     try:
         changed = technique.change(one.recipe, card)

@@ -18,6 +18,7 @@ from jupyter_client.manager import AsyncKernelManager
 from lesson_files import write_lesson
 
 from labkit import claims, cli, kernel, notebooks, outcomes, worker
+from labkit.hardware import machine
 from labkit.lessons import lesson_at
 
 
@@ -75,15 +76,15 @@ def test_resume_skips_only_what_passed_and_has_not_changed(tmp_path):
 
 
 def test_what_the_fingerprint_sees(tmp_path, monkeypatch):
-    before = outcomes.environment_hash()
-    assert outcomes.environment_hash() == before
+    before = outcomes.environment_hash(machine())
+    assert outcomes.environment_hash(machine()) == before
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert outcomes.environment_hash() != before
+    assert outcomes.environment_hash(machine()) != before
     monkeypatch.undo()
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "06.json").write_text("{}")
     monkeypatch.setattr(outcomes, "result_folders", lambda: [tmp_path])
-    assert outcomes.environment_hash() != before
+    assert outcomes.environment_hash(machine()) != before
 
 
 def test_what_setuptools_bundles_is_not_installed(tmp_path, monkeypatch):

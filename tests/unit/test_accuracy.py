@@ -12,6 +12,7 @@ from benchmarks import accuracy
 from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, Row, markdown, summary, table
 from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from labkit import hardware
+from labkit.accuracy import SCHEMA
 from labkit.accuracy import load as read_back
 from labkit.experiment import PRECISIONS
 from labkit.fake_mode import fake_tensors
@@ -236,7 +237,7 @@ def test_the_stored_table_reads_back(tmp_path):
     record = json.loads(path.read_text())
     assert [Row(**row) for row in record["rows"]] == ROWS
     assert read_back(path).rows == tuple(ROWS)
-    assert record["schema"] == accuracy.SCHEMA
+    assert record["schema"] == SCHEMA
     assert set(record["error_sizes_per_cent"]) == {RECIPES_GROUP, SETUPS_GROUP}
 
 

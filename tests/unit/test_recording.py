@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -23,7 +24,7 @@ from labkit.memory import MIB, InputError, OutOfMemory
 from labkit.outcomes import Outcome
 from labkit.recipes import Recipe
 from labkit.recording import FAILED, NOT_HERE, RECORDED, UNCHANGED, Recorder
-from labkit.register import LOCK, Register, environment_hash, locked
+from labkit.register import LOCK, Register, locked
 
 HERE = hardware.machine()
 SMALL = Recipe(batch_size=2, seq_len=32, optimizer="sgd")
@@ -136,7 +137,9 @@ def test_what_changed_is_measured_again(places, monkeypatch, what):
         path = places.target / job.file
         path.write_text(path.read_text().replace("It fits.", "It FITS."))
     elif what == "sources":
-        monkeypatch.setattr(recording.register, "environment_hash", lambda machine: "other")
+        monkeypatch.setattr(
+            recording.outcomes, "environment_hash", lambda machine, recorded: "other"
+        )
     else:
         (places.target / "recording.json").write_text("{")
     assert recorder(places).headline(job).status == RECORDED
@@ -348,6 +351,7 @@ def test_a_broken_register_holds_nothing(tmp_path, text):
 
 
 def test_the_environment_is_sources_versions_and_gpu_not_what_was_recorded(tmp_path, monkeypatch):
+    environment_hash = partial(outcomes.environment_hash, recorded=False)
     before = environment_hash(HERE)
     assert environment_hash(replace(HERE, name="other")) != before
     assert environment_hash(replace(HERE, capacity_bytes=5)) != before

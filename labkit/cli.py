@@ -1,8 +1,9 @@
-"""The command line: ``labkit doctor | run | estimate | advise | report | record | cheat-sheet``.
+"""The command line: ``labkit doctor | run | estimate | advise | report | record | cheat-sheet |
+class``.
 
-Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, or a recipe does not fit; 2
-something we were given cannot be used, or a file cannot be written (one sentence says which); 130
-Ctrl-C.
+Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
+result of a class could be read; 2 something we were given cannot be used, or a file cannot be
+written (one sentence says which); 130 Ctrl-C.
 
 Limits: ``record`` needs a CUDA machine. The other commands work on any.
 """
@@ -13,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from labkit import cli_planning, cli_recording, cli_sheet, cli_text
+from labkit import cli_class, cli_planning, cli_recording, cli_sheet, cli_text
 from labkit.lessons import RUN_FOLDER, find
 from labkit.memory import InputError, one_of, positive_int
 
 COMMANDS = ("doctor", "run", "report", cli_recording.COMMAND, cli_sheet.COMMAND,
-            *cli_planning.COMMANDS)  # fmt: skip
+            cli_class.COMMAND, *cli_planning.COMMANDS)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_recording.add_command(commands)
     cli_sheet.add_command(commands)
+    cli_class.add_command(commands)
     cli_planning.add_commands(commands)
     return parser
 

@@ -15,16 +15,15 @@ when it is first used.
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
-
-# These two functions have the names of their modules: bound here, so that importing the module
-# later cannot put itself in the function's place.
-from labkit.measure import measure
-from labkit.simulate import simulate
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "labkit.measure": ("measure",),
+    "labkit.simulate": ("simulate",),
     "labkit.worlds": ("run", "sweep"),
     "labkit.ranks": ("RankError", "launch"),
     "labkit.allocator": ("CachingAllocator",),
@@ -71,7 +70,20 @@ _HOME = {
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["measure", "simulate", *sorted(_MODULE_OF)]
+__all__ = sorted(_MODULE_OF)
+
+
+class _Package(ModuleType):
+    """Two functions have the names of their modules, which must not take their place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and name in _MODULE_OF:  # it has just been imported
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+# So that nothing is imported before it is used: `labkit doctor` must start where PyTorch cannot.
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

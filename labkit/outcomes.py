@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.check import result_of
 from labkit.lessons import read_notebook
-from labkit.memory import InputError
-from labkit.results import Result, result_folders, write_atomic
+from labkit.memory import InputError, format_bytes
+from labkit.results import Result, read_file, read_seconds, result_folders, write_atomic
 
 if TYPE_CHECKING:
     from labkit.hardware import Machine
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: The environment variable that names the folder of the run that a kernel belongs to.
 RUN_VARIABLE = "LABKIT_RUN_FOLDER"
 PACKAGE = Path(__file__).resolve().parent
+MOST_HOST_BYTES = 1 << 60
 STATUSES = ("passed", "failed", "interrupted", "not started")
 
 
@@ -43,6 +44,8 @@ class Outcome:
         notebook: file name in the output folder; "" if there is none.
         date: when it ended, ISO 8601, UTC.
         reused: it was not executed now, an earlier run's outcome still holds.
+        host_peak_bytes: most host memory that its kernel and all that the kernel started held
+            together, as sampled, so a lower bound; None where nobody looked.
     """
 
     number: str
@@ -55,10 +58,16 @@ class Outcome:
     notebook: str = ""
     date: str = ""
     reused: bool = False
+    host_peak_bytes: int | None = None
 
     @property
     def passed(self) -> bool:
         return self.status == "passed"
+
+    @property
+    def host_peak(self) -> str:
+        """``host_peak_bytes`` for people; a dash where nobody looked."""
+        return "–" if self.host_peak_bytes is None else format_bytes(self.host_peak_bytes)
 
 
 def store(outcome: Outcome, partial: Path, folder: Path) -> Outcome:
@@ -122,24 +131,31 @@ def read_outcome(path: Path) -> Outcome:
     Raises:
         InputError: it is missing or damaged.
     """
+    return read_file(path, _outcome, "an outcome")
+
+
+def _outcome(record: Any) -> Outcome:
+    if not isinstance(record, Mapping) or not set(record) <= set(Outcome.__dataclass_fields__):
+        raise InputError("it must be an object with an outcome's fields")
     try:
-        outcome = Outcome(**json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} is not an outcome we can read: {error}") from error
+        outcome = Outcome(**record)
+    except TypeError as error:  # one is missing
+        raise InputError(str(error)) from error
     names = (outcome.number, outcome.name, outcome.title, outcome.notebook, outcome.date)
     sound = (
-        all(isinstance(text, str) for text in names)
+        all(isinstance(text, str) for text in (*names, outcome.fingerprint))
         and outcome.status in STATUSES
         and isinstance(outcome.problems, list)
         and all(isinstance(problem, str) for problem in outcome.problems)
-        and isinstance(outcome.seconds, int | float)
         and Path(outcome.notebook).name == outcome.notebook  # never outside the folder
+        and isinstance(outcome.reused, bool)
+        and (outcome.host_peak_bytes is None or type(outcome.host_peak_bytes) is int)
+        and 0 <= (outcome.host_peak_bytes or 0) < MOST_HOST_BYTES
     )
     if not sound:
-        raise InputError(f"{path} is not an outcome we can read: a field is of the wrong kind")
-    return replace(outcome, problems=tuple(outcome.problems))
+        raise InputError("a field is of the wrong kind")
+    seconds = read_seconds(outcome.seconds)
+    return replace(outcome, problems=tuple(outcome.problems), seconds=seconds)
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:

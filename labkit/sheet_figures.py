@@ -4,13 +4,8 @@ Limits: a bound is no time: it counts neither kernels' launches nor the CPU's wo
 optimizer.
 """
 
-import contextlib
 import functools
-import multiprocessing
-import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 from labkit import catalogue
@@ -96,37 +91,6 @@ def _simulate(model: str, gpu: str, recipe: Recipe) -> Figures:
     found = estimate(model, gpu=gpu, recipe=recipe)
     run = replace(found.run, trace=None, oom=None)
     return Figures(recipe, run, found.fits, _seconds(found, model))
-
-
-class Helper:
-    """A second process that simulates, where there is a second core: use it with ``with``."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
-        two = (os.cpu_count() or 1) > 1
-        self._pool = ProcessPoolExecutor(1, mp_context=context) if two else None
-
-    def __enter__(self) -> "Helper":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
-
-    def prepare(self, job: CommonJob, recipes: Iterable[Recipe]) -> None:
-        """Simulate ``recipes``, the last of them there and the first here; what fails is left
-        to whoever asks for it."""
-        gpu = job.card.key
-        new = [r for r in dict.fromkeys(recipes) if (job.model, gpu, r) not in _known]
-        if not self._pool or len(new) < 2:
-            return
-        futures = {r: self._pool.submit(_simulate, job.model, gpu, r) for r in reversed(new)}
-        for recipe in new:
-            with contextlib.suppress(InputError, BrokenProcessPool):
-                if futures[recipe].cancel():
-                    simulated(job.model, gpu, recipe)
-                else:
-                    _known[job.model, gpu, recipe] = futures[recipe].result()
 
 
 def _seconds(found, model: str) -> float | None:

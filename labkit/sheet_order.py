@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from labkit.memory import InputError
 from labkit.recipes import Recipe
-from labkit.sheet_figures import LEAST_SAVED, CommonJob, Figures, Helper, simulated
+from labkit.sheet_figures import LEAST_SAVED, CommonJob, Figures, simulated
 from labkit.sheet_techniques import TECHNIQUES, Technique
 
 #: Share of the plain job's bound below which a move costs nothing.
@@ -60,7 +60,7 @@ class Move:
 
 
 def order_of_adoption(
-    job: CommonJob, techniques: Sequence[Technique] = TECHNIQUES, helper: Helper | None = None
+    job: CommonJob, techniques: Sequence[Technique] = TECHNIQUES
 ) -> tuple[Move, ...]:
     """Greedily, from the plain job on, what saves most bytes of the peak per second it adds.
 
@@ -72,38 +72,35 @@ def order_of_adoption(
     """
     adopted: list[Move] = []
     for changed in (False, True):
-        while move := _best_move(job, techniques, adopted, changed, helper):
+        while move := _best_move(job, techniques, adopted, changed):
             adopted.append(move)
     return tuple(adopted)
 
 
 def _best_move(
-    job: CommonJob, techniques: Sequence[Technique], adopted: Sequence[Move], changed: bool,
-    helper: Helper | None,
-) -> Move | None:  # fmt: skip
+    job: CommonJob, techniques: Sequence[Technique], adopted: Sequence[Move], changed: bool
+) -> Move | None:
     plain = simulated(job.model, job.card.key, job.recipe)
     before = adopted[-1].after if adopted else plain
     used = {technique.name for move in adopted for technique in move.techniques}
     left = [(t,) for t in techniques if t.change and t.name not in used]
-    moves = _moves(job, left, before, adopted, changed, helper)
+    moves = _moves(job, left, before, adopted, changed)
     least = LEAST_SAVED * plain.peak_bytes
     saving = [move for move in moves if move.saved_bytes >= least]
     if not changed and not any(move.is_free for move in saving):
         silent = [move.techniques[0] for move in moves if move.saved_bytes < least]
         pairs = list(itertools.combinations(silent, 2))
-        both = _moves(job, pairs, before, adopted, changed, helper)
+        both = _moves(job, pairs, before, adopted, changed)
         saving += [move for move in both if move.saved_bytes >= least]
     return max(saving, key=lambda move: move.rank, default=None)
 
 
 def _moves(
     job: CommonJob, choices: Sequence[tuple[Technique, ...]], before: Figures,
-    adopted: Sequence[Move], changed: bool, helper: Helper | None,
+    adopted: Sequence[Move], changed: bool,
 ) -> list[Move]:  # fmt: skip
     """Those of ``choices`` that can be made from ``before`` and are of this kind."""
     recipes = {names: _recipe(job, names, before.recipe, changed) for names in choices}
-    if helper:
-        helper.prepare(job, [recipe for recipe in recipes.values() if recipe])
     moves = []
     for techniques, recipe in recipes.items():
         if recipe is None:

@@ -17,11 +17,12 @@ def folder(tmp_path_factory):
 
 @pytest.mark.timeout(0)  # each lesson has its own limit
 def test_all_lessons_pass(folder, capsys):
-    code = cli.main(["run", "--out", str(folder)])
+    code = cli.main(["run", "--jobs", "2", "--out", str(folder)])
     printed = capsys.readouterr().out
     assert code == 0, printed
     for lesson in LESSONS:
-        assert re.search(rf"^{lesson.name}\s+passed\s+[\d.]+$", printed, re.MULTILINE)
+        row = rf"^{lesson.name}\s+passed\s+[\d.]+\s+[\d.]+ [MG]iB$"
+        assert re.search(row, printed, re.MULTILINE)
     assert f"Report: {folder.resolve() / 'report.html'}" in printed
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from lesson_files import write_lesson
 from labkit import claims, cli, kernel, notebooks, outcomes, worker
 from labkit.hardware import machine
 from labkit.lessons import lesson_at
+from labkit.memory import InputError
 
 
 def run(folder, *paths, **options):
@@ -244,12 +246,79 @@ def test_the_command_line_prints_tables_and_the_report_and_can_write_it_again(tm
     lesson, out = write_lesson(tmp_path), tmp_path / "out"
     assert cli.main(["run", str(lesson), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^06_saving\s+passed\s+\d+\.\d$", printed, re.MULTILINE)
+    assert re.search(r"^06_saving\s+passed\s+\d+\.\d\s+[\d.]+ MiB$", printed, re.MULTILINE)
     assert f"Report: {(out / 'report.html').resolve()}" in printed
     assert json.loads((out / "06_saving.json").read_text())["status"] == "passed"
     (out / "report.html").unlink()
     assert cli.main(["report", "--out", str(out)]) == 0
     assert (out / "report.html").exists()
+
+
+# --- the host's memory ---------------------------------------------------------------------------
+
+MIB = 1 << 20
+HELD = 300 * MIB
+HOLD = f"import time; data = b'x' * {HELD}; time.sleep(3); del data"
+IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}])"
+
+
+@pytest.mark.parametrize("code", [HOLD, IN_A_CHILD], ids=["freed again", "in a child"])
+def test_the_peak_is_seen_wherever_in_the_lesson_it_was(tmp_path, code):
+    """On top come a kernel and its child, 30 to 90 MiB; the worker with papermill does not."""
+    [outcome] = run(tmp_path, write_lesson(tmp_path, code)).outcomes
+    assert HELD + 20 * MIB < outcome.host_peak_bytes < HELD + 130 * MIB
+    stored = outcomes.read_outcome(tmp_path / "out" / "06_saving.json")
+    assert stored.host_peak_bytes == outcome.host_peak_bytes
+
+
+def test_sampling_takes_no_more_than_its_share(monkeypatch):
+    """However many processes a lesson starts; by a clock of our own, so on any machine."""
+    lasts, costs = 20.0, 0.05  # seconds
+    clock = SimpleNamespace(now=0.0, worked=0.0, samples=0)
+
+    class Costly(kernel._Worker):
+        def descendants_bytes(self):
+            clock.worked += costs
+            clock.samples += 1
+            return clock.samples
+
+    def wait(seconds):
+        clock.now += seconds
+        return clock.now > lasts
+
+    monkeypatch.setattr(kernel.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(kernel.time, "thread_time", lambda: clock.worked)
+    watcher = Costly(None)
+    watcher.ended = SimpleNamespace(wait=wait)
+    watcher.watch(SimpleNamespace(is_set=lambda: False), timeout_seconds=60)
+    assert clock.samples >= 5
+    assert clock.worked <= kernel.SAMPLING_SHARE * lasts + costs  # the first waits for nothing
+    assert watcher.peak_bytes == clock.samples
+
+
+def test_outcomes_from_before_and_broken_ones(tmp_path):
+    path = tmp_path / "a.json"
+    record = {"number": "06", "name": "a", "title": "a", "status": "passed", "problems": []}
+
+    def read(**more):
+        path.write_text(json.dumps({**record, **more}))
+        return outcomes.read_outcome(path)
+
+    assert read().host_peak_bytes is None
+    assert read().host_peak == "–"
+    assert read(host_peak_bytes=812 * MIB).host_peak == "812 MiB"
+    for wrong in ("812", 1.5, True, -1, [1], 10**400):
+        with pytest.raises(InputError, match="a field is of the wrong kind"):
+            read(host_peak_bytes=wrong)
+    for wrong in ("1", True, -1, 10**400, None):
+        with pytest.raises(InputError, match="seconds must be a number"):
+            read(seconds=wrong)
+    for wrong in ({"reused": "no"}, {"status": "well"}, {"notebook": "../a"}, {"more": 1}):
+        with pytest.raises(InputError, match="is not an outcome we can read"):
+            read(**wrong)
+    del record["title"]
+    with pytest.raises(InputError, match="title"):
+        read()
 
 
 def test_start_claim_and_result_as_a_lesson_calls_them(tmp_path, capsys):

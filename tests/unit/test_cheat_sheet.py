@@ -184,16 +184,6 @@ def test_each_move_of_a_real_order_saves(sheet):
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_a_helper_gives_what_this_process_gives():
-    recipes = [TINY.recipe.but(seq_len=length) for length in (24, 32, 48)]
-    with sheet_figures.Helper() as helper:
-        helper.prepare(TINY, recipes)
-    for recipe in recipes:
-        known = sheet_figures.simulated(TINY.model, TINY.card.key, recipe)
-        again = sheet_figures._simulate(TINY.model, TINY.card.key, recipe)
-        assert (known.peak_bytes, known.seconds) == (again.peak_bytes, again.seconds)
-
-
 # --- what it reads --------------------------------------------------------------------------------
 
 
@@ -450,6 +440,16 @@ def test_the_readme_holds_the_table_that_is_made():
     if made.versions != versions[1]:
         pytest.skip(f"README was made with {versions[1]}, this is {made.versions}")
     assert sheet_export.in_text(readme, sheet_export.markdown(made)) == readme
+
+
+def test_the_readmes_picture_shows_the_order_of_its_table():
+    """By its description: both are made from the same figures, at different times."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    described = re.search(r"!\[([^]]*)\]\(docs/adoption\.png\)", readme)[1]
+    order = readme[readme.index("| move | peak after it |") :].split("\n\n")[0].splitlines()[2:]
+    peaks = [line.split("|")[2].strip() for line in order]
+    assert len(peaks) > 3
+    assert re.findall(r": ([\d.]+ [GM]iB)", described) == peaks
 
 
 def test_the_command(tmp_path, capsys, sheet, monkeypatch):

@@ -1,14 +1,18 @@
-"""A process and what it started end together."""
+"""A process and what it started: their memory, and that they end together."""
 
 import contextlib
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from labkit.family import Family
+
+MIB = 1 << 20
+HELD = 200 * MIB
 
 # Starts a process for each line that it reads, and says its id.
 PARENT = """
@@ -78,3 +82,41 @@ def test_who_is_started_after_the_last_look_does_not_escape(head, monkeypatch):
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             late[0].kill()
+
+
+# Its child holds memory, and a child of the child the same pages; says so, and waits.
+SHARING = f"""
+import os, sys, time
+data = b"x" * {HELD}
+os.fork()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_memory_is_that_of_the_descendants_alone(head):
+    family = Family(head)
+    assert family.descendants_bytes() == 0  # the head's own is not asked for
+    child = start_child(head)
+    deadline = time.monotonic() + 30
+    while not (held := family.descendants_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)  # until there is something of it
+    assert 0 < held < 50 * MIB
+    child.kill()
+    assert has_ended(child)
+    assert family.descendants_bytes() == 0
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells which pages are shared"
+)
+def test_pages_that_descendants_share_count_once():
+    starter = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHARING!r}])"
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE) as process:
+        family = Family(process)
+        try:
+            for _ in range(2):
+                process.stdout.readline()
+            assert HELD < family.descendants_bytes() < HELD + 50 * MIB
+        finally:
+            family.kill()

@@ -11,8 +11,7 @@ thing they showed.
 """
 
 import html
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,39 @@ from labkit.claims import format_value
 from labkit.lessons import read_notebook
 from labkit.memory import InputError
 from labkit.outcomes import Outcome, read_outcomes, stored_result
+from labkit.readable import READABLE_STYLE, anchor, contents, mend, scrolling
 from labkit.results import RESULT_MIME, Result, write_atomic
+from labkit.safe_html import POLICY, sanitise
 
 REPORT_NAME = "report.html"
 _VIEW = "application/vnd.jupyter.widget-view+json"
 _SYMBOLS = {"passed": "✓", "failed": "✗", "interrupted": "◼", "not started": "·"}
-_FETCHING_TAGS = ("script", "iframe", "frame", "object", "embed", "link", "base", "meta", "form")
+_HOST_MEMORY = (
+    "Host memory is that of the lesson's kernel and of all processes that it started, sampled: "
+    "a lower bound of the peak. The Jupyter server and the browser come on top."
+)
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; margin: 0 auto;
-  max-width: 1000px; padding: 1rem; }
+  max-width: 1000px; padding: 1rem; overflow-wrap: break-word; }
 table { border-collapse: collapse; margin: .5rem 0; }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .6rem; text-align: left;
   vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
-pre { overflow-x: auto; margin: .3rem 0; }
-.highlight, .input pre { background: #f6f6f4; padding: .1rem .5rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; }
+div.highlight { background: #fff; border: 1px solid #d5dbe1; padding: .1rem .5rem; }
 .prompt { display: none; }
 .output { margin-left: .7rem; border-left: 3px solid #ddd; padding-left: .7rem; }
 img { max-width: 100%; height: auto; }
 details { border-top: 2px solid #888; padding: .4rem 0; }
+details > div { scroll-margin-top: 3rem; }
+h3 { font-size: 1.35rem; } h4 { font-size: 1.15rem; } h5, h6 { font-size: 1rem; }
+.input { margin: .5rem 0; }
 summary { font-size: 1.2rem; cursor: pointer; }
 .failed { color: #a40000; font-weight: bold; }
 .note { color: #555; font-style: italic; }
+@media print { body { max-width: none; font-size: 10pt; }
+  details::details-content { content-visibility: visible; } img, tr { break-inside: avoid; } }
 """
 
 
@@ -61,24 +70,31 @@ def report(folder: Path, outcomes: Sequence[Outcome] | None = None) -> Path:
     outcomes = read_outcomes(folder) if outcomes is None else outcomes
     results = {outcome.name: stored_result(outcome, folder) for outcome in outcomes}
     found = [result for result in results.values() if result]
+    names = {outcome.name for outcome in outcomes}
+    tables = {"Lessons": lesson_table(outcomes), "Claims on trial": verdict_table(found)}
+    executed = "The lessons, as executed"
     parts = [
         f"<h1>GPU Memory Lab</h1><p>{_summary(outcomes, found)}</p>",
-        "<h2>Lessons</h2>",
-        lesson_table(outcomes),
-        "<h2>Claims on trial</h2>",
-        verdict_table(found),
-        "<h2>The lessons, as executed</h2>",
-        *(_lesson(outcome, folder) for outcome in outcomes),
+        contents([*tables, executed]),
+        *(_heading(name) + scrolling(table, name) for name, table in tables.items()),
+        _heading(executed),
+        *(_lesson(outcome, folder, names) for outcome in outcomes),
     ]
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>GPU Memory Lab: report</title><style>{_STYLE}{_code_style()}</style></head>"
-        f"<body>{''.join(parts)}</body></html>\n"
+        "<title>GPU Memory Lab: report</title>"
+        f"<style>{_STYLE}{READABLE_STYLE}{_code_style()}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
     path = folder / REPORT_NAME
     write_atomic(path, page)
     return path
+
+
+def _heading(text: str) -> str:
+    return f'<h2 id="{anchor(text)}">{text}</h2>'
 
 
 def _summary(outcomes: Sequence[Outcome], results: Sequence[Result]) -> str:
@@ -106,7 +122,7 @@ def _text(value: Any) -> str:
 
 
 def lesson_table(outcomes: Sequence[Outcome]) -> str:
-    """Lessons with status, seconds and problems, as an HTML table."""
+    """Lessons with status, seconds, host memory and problems, as an HTML table."""
     rows = []
     for outcome in outcomes:
         link = f'<a href="#{html.escape(outcome.name)}">{html.escape(outcome.title)}</a>'
@@ -118,10 +134,12 @@ def lesson_table(outcomes: Sequence[Outcome]) -> str:
                 _cell(link),
                 _cell(status, "failed" if outcome.status == "failed" else "status"),
                 _cell(f"{outcome.seconds:.1f}", "number"),
+                _cell(outcome.host_peak, "number"),
                 _cell(problems),
             ]
         )
-    return _table(["#", "Lesson", "Status", "Seconds", "Problems"], rows)
+    header = ["#", "Lesson", "Status", "Seconds", "Host memory, peak", "Problems"]
+    return _table(header, rows) + f'<p class="note">{_HOST_MEMORY}</p>'
 
 
 def verdict_table(results: Sequence[Result]) -> str:
@@ -167,24 +185,30 @@ def _value(value: Any, unit: str) -> str:
 # --- one notebook ------------------------------------------------------------------------------
 
 
-def _lesson(outcome: Outcome, folder: Path) -> str:
+def _lesson(outcome: Outcome, folder: Path, names: Collection[str]) -> str:
     name, title = html.escape(outcome.name), html.escape(outcome.title)
     problems = "".join(f'<p class="failed">{html.escape(p)}</p>' for p in outcome.problems)
     try:
         if not outcome.notebook:
             raise InputError("There is no notebook to show.")
-        body = render(read_notebook(folder / outcome.notebook))
+        body = render(read_notebook(folder / outcome.notebook), below=2, lessons=names)
     except InputError as error:
         body = f'<p class="note">{html.escape(str(error))}</p>'
     opened = " open" if outcome.status == "failed" else ""
     return (
-        f'<details id="{name}"{opened}><summary>{html.escape(outcome.number)} {title}</summary>'
-        f"{problems}{body}</details>"
+        f"<details{opened}><summary>{html.escape(outcome.number)} {title}</summary>"
+        f'<div id="{name}">{problems}{body}</div></details>'  # a link into it opens it
     )
 
 
-def render(notebook: Any) -> str:
-    """An executed notebook as an HTML fragment that fetches and runs nothing."""
+def render(notebook: Any, *, below: int = 0, lessons: Collection[str] = ()) -> str:
+    """An executed notebook as an HTML fragment that fetches and runs nothing.
+
+    Args:
+        notebook: of nbformat 4; it is changed.
+        below: the level of the page's heading that it stands under.
+        lessons: names of the lessons on the page, which links between lessons lead to.
+    """
     from nbconvert import HTMLExporter
 
     show_widget_outputs(notebook)
@@ -192,28 +216,40 @@ def render(notebook: Any) -> str:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(RESULT_MIME, None)  # its text stays, the data is for us
     exporter = HTMLExporter(template_name="basic")
-    exporter.register_filter("markdown2html", _markdown)
-    body, _ = exporter.from_notebook_node(notebook)
-    return sanitise(body)
+    exporter.register_filter("markdown2html", markdown)
+    try:
+        body, _ = exporter.from_notebook_node(notebook)
+    except Exception as error:  # the schema's errors, and whatever templates and filters raise
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise InputError(f"this notebook cannot be shown: {reason}") from error
+    return sanitise(mend(body, below=below, lessons=lessons))
 
 
-def _markdown(source: str) -> str:
-    """Markdown as HTML: nbconvert's own, but for formulas."""
+def mathml(formula: str, display: str) -> str:
+    """A formula of TeX as MathML; "" if the converter does not understand it.
+
+    Args:
+        formula: without its dollar signs.
+        display: ``"inline"`` or ``"block"``.
+    """
     from latex2mathml.converter import convert
+
+    try:
+        return convert(formula, display=display)
+    except Exception:  # the converter's own and Python's: the formula stays as written
+        return ""
+
+
+def markdown(source: str) -> str:
+    """Markdown as HTML: nbconvert's own, but for formulas."""
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
     class Renderer(IPythonRenderer):
         def inline_math(self, body: str) -> str:
-            return self._math(body, "inline") or super().inline_math(body)
+            return mathml(body, "inline") or super().inline_math(body)
 
         def block_math(self, body: str) -> str:
-            return self._math(body, "block") or super().block_math(body)
-
-        def _math(self, body: str, display: str) -> str:
-            try:
-                return convert(body, display=display)
-            except Exception:  # the converter's own and Python's: the formula stays as written
-                return ""
+            return mathml(body, "block") or super().block_math(body)
 
     renderer = Renderer(escape=False, exclude_anchor_links=True)
     return MarkdownWithMath(renderer=renderer).render(source)
@@ -235,7 +271,8 @@ def show_widget_outputs(notebook: Any) -> None:
                 continue
             note = '<p class="note">Interactive: open the notebook to use it.</p>'
             outputs.append(new_output("display_data", data={"text/html": note}))
-            outputs += _held(view.get("model_id", ""), models, set())
+            named = view.get("model_id") if isinstance(view, Mapping) else None
+            outputs += _held(str(named), models, set())
         cell.outputs = outputs
     notebook.metadata.pop("widgets", None)
 
@@ -250,39 +287,6 @@ def _held(model_id: str, models: Mapping[str, Any], seen: set[str]) -> list[Any]
     for child in state.get("children") or []:
         held += _held(str(child).removeprefix("IPY_MODEL_"), models, seen)
     return held
-
-
-def sanitise(fragment: str) -> str:
-    """HTML without scripts, frames, event handlers, or anything fetched from elsewhere."""
-    from bs4 import BeautifulSoup
-
-    soup = BeautifulSoup(fragment, "html.parser")
-    for tag in soup.find_all(_FETCHING_TAGS):
-        tag.decompose()
-    for style in soup.find_all("style"):
-        style.string = _local_style(style.get_text())
-    for tag in soup.find_all(True):
-        for name in list(tag.attrs):
-            value = str(tag.attrs[name]).strip()
-            address = re.sub(r"[\x00-\x20]", "", value).lower()  # browsers skip these too
-            if name.startswith("on") or address.startswith(("javascript:", "vbscript:")):
-                del tag.attrs[name]
-            elif name == "style":
-                tag.attrs[name] = _local_style(value)
-            elif name in ("src", "srcset", "poster", "background", "data") and not (
-                address.startswith("data:") or (name == "data" and tag.name != "object")
-            ):
-                del tag.attrs[name]
-    for image in soup.find_all("img"):
-        if not image.get("src"):  # a badge, say: its words are what is left
-            image.replace_with(image.get("alt") or "")
-    return str(soup)
-
-
-def _local_style(css: str) -> str:
-    """Style rules without addresses other than data."""
-    css = re.sub(r"@import[^;]*;?", "", css, flags=re.IGNORECASE)
-    return re.sub(r"url\(\s*['\"]?(?!data:)[^)]*\)", "none", css, flags=re.IGNORECASE)
 
 
 def _code_style() -> str:

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit import recorded_table
 from labkit.cheat_sheet import NOT_RECORDED, Sheet
 from labkit.claim_rules import Verdict, all_claims
 from labkit.memory import InputError, format_bytes
+from labkit.readable import READABLE_STYLE, scrolling
 from labkit.results import write_atomic
 from labkit.sheet_figures import CommonJob, Figures, Row, row
 from labkit.sheet_findings import Finding
@@ -48,7 +50,7 @@ class Section:
 
 def sections(sheet: Sheet) -> tuple[Section, ...]:
     """Everything that page and PDF show, in order."""
-    return techniques(sheet), order(sheet), questions(sheet), trial(sheet)
+    return techniques(sheet), order(sheet), questions(sheet), trial(sheet), gpus(sheet)
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -208,6 +210,15 @@ def _tallies(sheet: Sheet) -> list[str]:
     return lines
 
 
+def gpus(sheet: Sheet) -> Section:
+    """The GPUs that have recorded, by name, versions and date."""
+    note = "Read from results/, where `labkit record` stores what a GPU gives."
+    widths = (24, 16, 8, 28, 14, 50)
+    columns = tuple(zip(recorded_table.COLUMNS, widths, strict=True))
+    rows = tuple(gpu.cells for gpu in sheet.gpus)
+    return Section("GPUs recorded", note if rows else recorded_table.NOBODY, columns, rows)
+
+
 # --- HTML -----------------------------------------------------------------------------------------
 
 _STYLE = """
@@ -235,8 +246,9 @@ def page(sheet: Sheet) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{TITLE}</title><style>{_STYLE}</style></head><body><h1>{TITLE}</h1>"
-        f"<p>{html.escape(_made(sheet))}</p>{body}</body></html>\n"
+        f"<title>{TITLE}</title><style>{_STYLE}{READABLE_STYLE}</style></head>"
+        f"<body><main><h1>{TITLE}</h1><p>{html.escape(_made(sheet))}</p>"
+        f"{body}</main></body></html>\n"
     )
 
 
@@ -254,6 +266,8 @@ _CELL = "text-align:left;vertical-align:top;white-space:normal;overflow-wrap:any
 
 
 def _html_table(section: Section) -> str:
+    if not section.rows:
+        return ""  # its note says why
     total = sum(width for _, width in section.columns)
     widths = "".join(f'<col style="width:{100 * w / total:.1f}%">' for _, w in section.columns)
 
@@ -268,10 +282,10 @@ def _html_table(section: Section) -> str:
         + "</tr>"
         for row in section.rows
     )
-    return (
-        '<div class="wide" style="overflow-x:auto"><table style="table-layout:fixed;width:100%;'
-        f'min-width:760px"><colgroup>{widths}</colgroup><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+    return scrolling(
+        f'<table style="table-layout:fixed;width:100%;min-width:760px"><colgroup>{widths}'
+        f"</colgroup><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+        section.heading,
     )
 
 
@@ -333,6 +347,8 @@ def _pdf_section(pdf, section: Section) -> None:
         pdf.add_page()
     _paragraph(pdf, section.heading, 10, bold=True)
     _paragraph(pdf, section.note, 6.5)
+    if not section.rows:
+        return
     pdf.set_font("DejaVu", "", 6)
     pdf.set_draw_color(190)
     pdf.set_line_width(0.15)

@@ -29,6 +29,7 @@ from labkit.memory import InputError, Run, format_bytes
 from labkit.replays import Player, Replay, replay
 from labkit.show.picture import (
     ALARM,
+    EDGE,
     GREY,
     INK,
     STYLE,
@@ -47,7 +48,6 @@ from labkit.show.segments import (
     HEAD,
     LOOKS,
     ROW,
-    STRANDED,
     USED,
     Layout,
     Segment,
@@ -62,7 +62,7 @@ GRID, BUCKETS = 48, 1500
 FIRST_STEPS = 3  # whose ends have names, as have the last one's and that of the still picture
 TOP, CURVES, GAP = 106, 210, 54  # pixels: above the curves, their height, and below
 LEFT, RIGHT = 84, 20
-FREE = {"facecolor": LOOKS[CACHED]["facecolor"], "edgecolor": LOOKS[STRANDED]["facecolor"],
+FREE = {"facecolor": LOOKS[CACHED]["facecolor"], "edgecolor": "#8A5300",
         "hatch": "////", "linewidth": 0}  # fmt: skip
 
 
@@ -240,8 +240,9 @@ class AllocatorView:
             continuous_update=False,
             layout={"width": "auto", "max_width": f"{WIDTH}px"},
         )
+        self.slider.tooltip = "moment"  # without one, ipywidgets 8 shows the word "null"
         self.buttons = [self._button(moment) for moment in story.moments if moment.named]
-        self.live = ipywidgets.HTML()
+        self.live = ipywidgets.HTML(layout={"display": "block", "overflow": "auto"})
         row = ipywidgets.HBox(self.buttons, layout={"flex_flow": "row wrap"})
         self.widget = ipywidgets.VBox([self.slider, row, self.live])
         self.slider.observe(lambda _: self._draw(), names="value")
@@ -305,7 +306,7 @@ def draw(story: Story, chosen: Sequence[Moment]) -> Picture:
 
 
 def _legend(figure: Picture) -> None:
-    handles = [Patch(**{"edgecolor": (1, 1, 1, 0.8), **look}) for look in LOOKS.values()]
+    handles = [Patch(**EDGE, **look) for look in LOOKS.values()]
     handles += [Patch(**FREE), Line2D([], [], color=INK, linewidth=1.4)]
     names = ["used by a tensor", "cached", "stranded", "cached or stranded", "reserved"]
     legend(figure, handles, names, ncols=len(names))

@@ -302,9 +302,11 @@ def _look(description: str) -> dict[str, Any]:
 def _control(name: str) -> Any:
     description, options = _CHOICES[name]
     if name in _SLIDERS:
-        return ipywidgets.SelectionSlider(
+        slider = ipywidgets.SelectionSlider(
             options=options, continuous_update=False, **_look(description)
         )
+        slider.tooltip = description  # without one, ipywidgets 8 shows the word "null"
+        return slider
     return ipywidgets.Dropdown(options=options, value=_value(options[0]), **_look(description))
 
 

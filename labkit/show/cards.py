@@ -9,6 +9,7 @@ Limits: cards are still. They are up to 760 pixels wide, and nothing in them can
 """
 
 import html
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -102,12 +103,13 @@ def claim_card(judgement: Any, recorded: Iterable[Any] = ()) -> Card:
     return _card(VERDICTS[verdict], verdict, claim.says, rows=rows).show()
 
 
-def machine_card(machine: Any, *, simulated_for: str | None = None) -> Card:
+def machine_card(machine: Any, *, simulated_for: str | None = None, for_a_gpu: str = "") -> Card:
     """This machine, what is measured on it and what is simulated.
 
     Args:
         machine: a ``hardware.Machine``.
         simulated_for: the GPU that the lesson simulates, where it does.
+        for_a_gpu: how to get a GPU here, where one is to be had.
     """
     status = "measured" if machine.can_measure else "simulated"
     if simulated_for and not machine.can_measure:
@@ -123,6 +125,8 @@ def machine_card(machine: Any, *, simulated_for: str | None = None) -> Card:
         ("bfloat16", "native" if machine.bf16_native else "not native, so slow here"),
         ("Versions", _versions(machine.versions)),
     ]
+    if for_a_gpu:
+        rows.append(("For a GPU", for_a_gpu))
     look = GOOD if machine.can_measure else COOL
     return _card(look, status, str(machine.name), body=machine.note, rows=rows).show()
 
@@ -164,14 +168,14 @@ _FRAME = (
 )
 _BADGE = (
     "display:inline-block;background:{colour};color:#ffffff;border-radius:4px;padding:1px 9px;"
-    "margin-right:8px;font-weight:600;font-size:13px;white-space:nowrap"
+    "margin-right:8px;font-weight:600;font-size:13px"
 )
 _CELL = f"background:{PAPER};color:{{ink}};border:0;padding:2px 12px 2px 0;font-size:13px;" + (
     "text-align:left;vertical-align:top;white-space:normal;font-weight:{weight}"
 )
 _CODE = (
     f"background:#f3f5f7;color:{INK};border:1px solid {LINE};border-radius:4px;padding:8px 10px;"
-    "margin:8px 0 0 0;font-size:12.5px;line-height:1.4;overflow-x:auto;white-space:pre;"
+    "margin:8px 0 0 0;font-size:12.5px;line-height:1.4;white-space:pre-wrap;overflow-wrap:anywhere;"
     "font-family:ui-monospace,Menlo,Consolas,monospace"
 )
 
@@ -201,7 +205,7 @@ def _card_html(
     if title:
         parts.append(f'<strong style="color:{INK}">{html.escape(title)}</strong>')
     for paragraph in filter(None, body.split("\n\n")):
-        text = html.escape(paragraph.strip()).replace("\n", "<br>")
+        text = _words_html(paragraph.strip()).replace("\n", "<br>")
         parts.append(f'<div style="margin-top:6px;color:{INK}">{text}</div>')
     if rows:
         cells = "".join(_row_html(*row) for row in rows)
@@ -217,8 +221,14 @@ def _row_html(name: str, value: str) -> str:
     right = _CELL.format(ink=INK, weight=400)
     return (
         f'<tr style="background:{PAPER}"><td style="{left}">{html.escape(name)}</td>'
-        f'<td style="{right}">{html.escape(value)}</td></tr>'
+        f'<td style="{right}">{_words_html(value)}</td></tr>'
     )
+
+
+def _words_html(text: str) -> str:
+    """Text, escaped; what stands between backticks looks like code."""
+    style = f"background:#f3f5f7;color:{INK};border-radius:3px;padding:0 3px"
+    return re.sub(r"`([^`]+)`", rf'<code style="{style}">\1</code>', html.escape(text))
 
 
 def _card_text(

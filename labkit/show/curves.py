@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from labkit.memory import Category, InputError, format_bytes
@@ -27,6 +28,8 @@ from labkit.show.picture import (
 from labkit.show.rich import MISSING, Rich, grid
 
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PALE = ("#E69F00", "#56B4E9")
+"""Lines that take a dark outline: their contrast with white paper is below 3 (WCAG 2.2, 1.4.11)."""
 LINE_MARKERS = "osD^vPX*"
 LINE_DASHES = ("-", "--", "-.", ":")
 TABLE_ROWS = 12
@@ -103,6 +106,13 @@ def _check_points(points: Mapping[str, list[tuple[float, float]]], log: bool) ->
         raise InputError(f"a logarithmic axis has no place for {min(values)}: pass log=False")
 
 
+def line_look(colour: str) -> dict[str, Any]:
+    """How a line in this colour looks, as keywords of matplotlib's ``plot``."""
+    outline = [withStroke(linewidth=3, foreground=INK)] if colour in PALE else None
+    return {"color": colour, "markeredgecolor": INK, "markeredgewidth": 0.6, "linewidth": 2,
+            "path_effects": outline}  # fmt: skip
+
+
 def _draw_curves(
     axes: Axes,
     series: Mapping[str, Mapping[float, float | None]],
@@ -117,10 +127,9 @@ def _draw_curves(
         (line,) = axes.plot(
             [x for x, _ in ordered],
             [y if _is_number(y) else math.nan for _, y in ordered],
-            color=colour,
+            **line_look(colour),
             marker=LINE_MARKERS[number % len(LINE_MARKERS)] if len(ordered) <= 40 else "",
             markersize=6,
-            linewidth=2,
             linestyle=LINE_DASHES[number % len(LINE_DASHES)],
         )
         handles.append(line)

@@ -97,7 +97,7 @@ def dots(
         for number, pair in enumerate(drawn.values()):
             axes.plot(
                 *pair, LINE_MARKERS[number % len(LINE_MARKERS)], markersize=9, zorder=4,
-                color=LINE_COLOURS[number % len(LINE_COLOURS)],
+                color=LINE_COLOURS[number % len(LINE_COLOURS)], markeredgecolor=INK,
             )  # fmt: skip
         _write_names(figure, axes, drawn)
     figure.table = _table(pairs, x_label, y_label, title, source, write_x, write_y)

@@ -22,9 +22,8 @@ from labkit.clock import Span
 from labkit.memory import InputError
 from labkit.show.curves import LINE_COLOURS
 from labkit.show.picture import (
+    EDGE,
     GREY,
-    INK,
-    RESERVE,
     STYLE,
     WIDTH,
     Picture,
@@ -157,12 +156,12 @@ def _busy(row: list[Span], kind: str | None = None) -> float:
 
 # --- the picture ----------------------------------------------------------------------------------
 
-_IDLE = {"facecolor": "#F1F1F1", "edgecolor": RESERVE, "hatch": "xxxx", "linewidth": 0}
+_IDLE = {"facecolor": "#F1F1F1", "edgecolor": "#808080", "hatch": "xxxx", "linewidth": 0}
 
 
 def _look(kind: str, number: int) -> dict[str, Any]:
     colour, hatch = _KNOWN.get(kind) or _OTHERS[number % len(_OTHERS)]
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": (1, 1, 1, 0.6), "linewidth": 0.6}
+    return {"facecolor": colour, "hatch": hatch, **EDGE}
 
 
 def _draw(
@@ -227,10 +226,10 @@ def _draw_row(
         if not span.text:
             continue
         paper = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 1.2}
-        dark = sum(mpl.colors.to_rgb(look["facecolor"])) < 1.4
+        dark = look["facecolor"] == LINE_COLOURS[0]
         text = axes.text(
             left + wide / 2, y + _ROW / 2, span.text, size=9, ha="center", va="center_baseline",
-            color="white" if dark else INK, zorder=4, bbox=paper,
+            color="white" if dark else "black", zorder=4, bbox=paper,
         )  # fmt: skip
         if text_width(figure, text) + 2 > wide * room:
             text.remove()

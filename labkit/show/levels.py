@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 
 from labkit.memory import InputError
-from labkit.show.curves import LINE_COLOURS
+from labkit.show.curves import LINE_COLOURS, PALE
 from labkit.show.picture import (
     GREY,
     INK,
@@ -32,7 +32,8 @@ from labkit.show.rich import MISSING, Rich, grid
 LEFT, RIGHT, BOTTOM = 150, 28, 56
 ROW, HISTOGRAM = 46, 150
 BINS = 120
-HISTOGRAM_COLOUR = "#9DB4C6"
+HISTOGRAM_COLOUR = "#7391A8"
+_TICKS = [colour for colour in LINE_COLOURS if colour not in PALE]  # a tick has no outline
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -184,7 +185,7 @@ def _draw_lines(figure: Picture, axes: Axes, lines: Mapping[str, np.ndarray]) ->
         axes.axhline(row, color=GREY, linewidth=0.8, zorder=2)
         axes.vlines(
             seen[first], row - 0.28, row + 0.28, linewidth=1.1,
-            color=LINE_COLOURS[row % len(LINE_COLOURS)], zorder=3, snap=False,
+            color=_TICKS[row % len(_TICKS)], zorder=3, snap=False,
         )  # fmt: skip
         label = axes.text(
             -12 / (WIDTH - LEFT - RIGHT), row, name, transform=axes.get_yaxis_transform(),

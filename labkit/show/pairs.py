@@ -18,6 +18,7 @@ from labkit.estimates import Estimate
 from labkit.formula import Envelope, Part, Row
 from labkit.memory import Category, InputError, format_bytes
 from labkit.show.picture import (
+    EDGE,
     GREY,
     INK,
     RESERVE,
@@ -143,7 +144,7 @@ def _draw_reserve(axes: Axes, pairs: list[Pair]) -> None:
     for number, (_, trace) in enumerate(pairs):
         y, start = 2 * number + 1, trace.peak_allocated_bytes
         kept = trace.peak_reserved_bytes - start
-        axes.barh(y, kept, left=start, height=0.16, facecolor=RESERVE, zorder=2)
+        axes.barh(y, kept, left=start, height=0.16, facecolor=RESERVE, zorder=2, **EDGE)
         axes.plot(trace.floor_bytes, y + 0.43, marker="^", color=INK, markersize=6, zorder=6,
                   clip_on=False)  # fmt: skip
 

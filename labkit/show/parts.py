@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from labkit.memory import InputError, format_bytes
 from labkit.show.curves import LINE_COLOURS
 from labkit.show.picture import (
+    EDGE,
     GREY,
     STYLE,
     WIDTH,
@@ -68,7 +69,7 @@ def parts(
     names = list(dict.fromkeys(part for bar in bars.values() for part in bar))
     _check(bars, names)
     looks = {
-        name: {"facecolor": colour, "hatch": hatch, "edgecolor": (1, 1, 1, 0.6), "zorder": 3}
+        name: {"facecolor": colour, "hatch": hatch, "zorder": 3, **EDGE}
         for name, colour, hatch in zip(names, LINE_COLOURS, _HATCHES, strict=False)
     }
     totals = [sum(bar.values()) for bar in bars.values()]

@@ -1,7 +1,9 @@
 """What all figures share: colours, hatches, and a figure that shows itself with its table.
 
 A category has one colour, one hatch and one place in the stack everywhere; the colours are told
-apart by colour-blind readers, the hatches without any colour.
+apart by colour-blind readers, the hatches without any colour. Outlines and hatches are dark, so
+that pale areas stand out from the paper too: what is drawn has a contrast of 3 at least, what is
+written one of 4.5 (WCAG 2.2, success criteria 1.4.11 and 1.4.3).
 
 Limits: still pictures, 800 pixels wide. Names in a script that the font lacks show as boxes in
 the picture (never in its table).
@@ -47,6 +49,7 @@ HATCHES: dict[Category, str] = {
     Category.UNATTRIBUTED: "+++",
 }
 INK, GREY, ALARM, RESERVE = "#222222", "#5C5C5C", "#B00020", "#BDBDBD"
+EDGE = {"edgecolor": INK, "linewidth": 0.6}  # of an area; hatches take its colour
 
 WIDTH = 800  # CSS pixels; the picture itself has 1.6 times as many, for sharp screens
 DPI, SHARPNESS = 100, 1.6
@@ -62,7 +65,7 @@ STYLE = {
     "axes.axisbelow": True,
     "axes.formatter.use_mathtext": False,
     "grid.color": "#E4E4E4",
-    "hatch.linewidth": 0.7,
+    "hatch.linewidth": 0.5,
     "xtick.color": GREY,
     "ytick.color": GREY,
     "figure.facecolor": "white",
@@ -92,12 +95,7 @@ class Picture(Figure):
             self.savefig(
                 buffer, dpi=DPI * SHARPNESS, metadata={"Description": self.alt, "Software": None}
             )
-        data = base64.b64encode(buffer.getvalue()).decode()
-        image = (
-            f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}" '
-            f'width="{WIDTH}" style="max-width:100%;height:auto;background:#fff">'
-        )
-        return Rich(image, self.alt) + self.table
+        return _image(buffer.getvalue(), self.alt, WIDTH) + self.table
 
     def show(self) -> "Picture":
         """Show the picture and its table now."""
@@ -108,6 +106,33 @@ class Picture(Figure):
     def _ipython_display_(self) -> None:
         if self._shown_in is None or self._shown_in != _cell_number():
             self.show()
+
+
+def described(figure: Figure, numbers: str) -> None:
+    """Show a figure that a lesson drew by itself, with an alternative text.
+
+    Args:
+        figure: of matplotlib; it is closed.
+        numbers: what it shows, in words; its titles and the names of its axes are put before it.
+    """
+    import matplotlib.pyplot as plt  # for figures that it keeps, and shows once more if left open
+
+    named = [(axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+    words = [name for names in named for name in names if name]
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=DPI * SHARPNESS, bbox_inches="tight")
+    plt.close(figure)
+    alt = ". ".join([*words, numbers])
+    display(_image(buffer.getvalue(), alt, round(figure.get_figwidth() * DPI)))
+
+
+def _image(png: bytes, alt: str, width: int) -> Rich:
+    """A picture ``width`` CSS pixels wide where there is room, with its alternative text."""
+    return Rich(
+        f'<img alt="{html.escape(alt)}" width="{width}" style="max-width:100%;height:auto;'
+        f'background:#fff" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
+        alt,
+    )
 
 
 def _cell_number() -> int | None:
@@ -143,8 +168,7 @@ def fill(category: Category) -> dict[str, Any]:
     return {
         "facecolor": COLOURS[category],
         "hatch": HATCHES[category],
-        "edgecolor": (1, 1, 1, 0.6),  # also the colour of the hatch
-        "linewidth": 0.6,
+        **EDGE,
         "zorder": 3,
     }
 
@@ -163,7 +187,7 @@ def category_legend(figure: Picture, used: Sequence[Category], *, reserve: bool 
     handles = [Patch(**fill(category)) for category in used]
     names = [str(category) for category in used]
     if reserve:
-        handles.append(Patch(facecolor=RESERVE))
+        handles.append(Patch(facecolor=RESERVE, **EDGE))
         names.append("reserved, not used")
     legend(figure, handles, names, ncols=ONE_ROW if len(names) <= ONE_ROW else COLUMNS)
 

@@ -24,6 +24,7 @@ from labkit.show.curves import lines
 from labkit.show.picture import (
     ALARM,
     COLOURS,
+    EDGE,
     GREY,
     HATCHES,
     INK,
@@ -166,7 +167,7 @@ def _draw_stacks(axes: Axes, runs: list[Run]) -> None:
             if end < left + run.oom.requested_bytes:
                 axes.plot(end, y, marker=5, color=ALARM, markersize=9, clip_on=False, zorder=5)
         else:
-            axes.barh(y, end - left, left=left, height=0.16, facecolor=RESERVE, zorder=2)
+            axes.barh(y, end - left, left=left, height=0.16, facecolor=RESERVE, zorder=2, **EDGE)
 
 
 def _end(run: Run) -> int:

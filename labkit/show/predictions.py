@@ -19,6 +19,7 @@ from labkit.show.cards import Card, message_card
 
 BYTE_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": GIB << 10}
 NUMBER = re.compile(r"[+−-]?(\d+([.,]\d*)?|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
+LINES = "line-height:1.5;white-space:normal"  # ipywidgets sets texts one line high
 
 predictions: dict[str, "Prediction"] = {}
 """Every prediction of this session by its id, also those without a value."""
@@ -64,6 +65,7 @@ class Prediction:
         layout = {"width": "220px"}
         example = f"a number of {unit}" if unit else "a number"
         self.field = ipywidgets.Text(placeholder=example, layout=layout)
+        self.field.tooltip = question  # its name for those who hear the page
         self.button = ipywidgets.Button(
             description="Commit my prediction", button_style="primary", layout=layout
         )
@@ -71,9 +73,10 @@ class Prediction:
         self.button.on_click(lambda _: self._commit_typed())
         self.widget = ipywidgets.VBox(
             [
-                ipywidgets.HTML(f"<b>{html.escape(question)}</b>"),
+                ipywidgets.HTML(f'<div style="{LINES}"><b>{html.escape(question)}</b></div>'),
                 ipywidgets.HBox(
-                    [self.field, ipywidgets.HTML(f"&nbsp;{html.escape(unit)}&nbsp;"), self.button]
+                    [self.field, ipywidgets.HTML(f"&nbsp;{html.escape(unit)}&nbsp;"), self.button],
+                    layout={"flex_flow": "row wrap"},
                 ),
                 self.message,
             ]
@@ -139,7 +142,7 @@ class Prediction:
         return f"{value:,.4g} {self.unit}".strip()
 
     def _tell(self, text: str) -> None:
-        self.message.value = f'<div role="status">{html.escape(text)}</div>'
+        self.message.value = f'<div role="status" style="{LINES}">{html.escape(text)}</div>'
 
 
 def parse_number(text: str, unit: str = "") -> float:

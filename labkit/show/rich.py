@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.readable import scrolling
+
 MISSING = "–"
 
 
@@ -55,11 +57,15 @@ def _grid_html(
         side = "left" if column in words else "right"
         where = f' scope="{scope}"' if scope else ""
         # Numbers stay whole; a long name wraps, or it would push the last columns out of sight.
-        wrap = "normal;max-width:190px" if scope == "row" else "nowrap"
+        wrap = "nowrap"
+        if scope == "row":  # in lines of some length, where the table has more columns than room
+            wrap = f"normal;max-width:190px;min-width:{min(len(text), 16)}ch"
         style = f"text-align:{side};padding:3px 9px;line-height:1.35;white-space:{wrap}"
         return f'<{tag}{where} style="{style}">{html.escape(text)}</{tag}>'
 
-    head = "".join(cell("th", text, i, "col") for i, text in enumerate(headings))
+    head = "".join(
+        cell("th", text, i, "col") if text else "<td></td>" for i, text in enumerate(headings)
+    )
     body = "".join(
         "<tr>"
         + cell("th", row[0], 0, "row")
@@ -67,11 +73,12 @@ def _grid_html(
         + "</tr>"
         for row in rows
     )
-    return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:6px 0">'
+    return scrolling(
+        '<table style="border-collapse:collapse;margin:6px 0">'
         '<caption style="caption-side:top;text-align:left;padding:3px 9px">'
         f"{html.escape(caption)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
+        f"<tbody>{body}</tbody></table>",
+        caption,
     )
 
 

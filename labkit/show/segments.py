@@ -25,6 +25,7 @@ from matplotlib.ticker import NullLocator
 from labkit.allocator import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from labkit.memory import InputError, format_bytes
 from labkit.show.picture import (
+    EDGE,
     GREY,
     INK,
     STYLE,
@@ -235,7 +236,7 @@ def scale_note(layout: Layout) -> str:
 
 def map_legend(figure: Picture, *, top: int = 54) -> None:
     """The three kinds, ``top`` pixels down."""
-    patches = [Patch(edgecolor=(1, 1, 1, 0.8), **look) for look in LOOKS.values()]
+    patches = [Patch(**EDGE, **look) for look in LOOKS.values()]
     legend(figure, patches, list(LOOKS), ncols=3, top=top)
 
 
@@ -258,7 +259,7 @@ def draw_map(
     narrow_bytes = NARROW * layout.row_bytes / width
     for kind, look in LOOKS.items():
         for wide in (False, True):
-            edge = {"linewidth": 0.8 if wide else 0, "edgecolor": (1, 1, 1, 0.8)}
+            edge = {**EDGE, "linewidth": EDGE["linewidth"] if wide else 0}
             _add(axes, drawn, kind, wide, narrow_bytes, zorder=1, **look, **edge)
     _add(axes, drawn, None, True, narrow_bytes,
          facecolor="none", edgecolor=INK, linewidth=0.7, zorder=2)  # fmt: skip

@@ -10,7 +10,7 @@ import matplotlib as mpl
 
 from labkit.memory import InputError
 from labkit.seeds import Losses
-from labkit.show.curves import LINE_COLOURS, LINE_DASHES
+from labkit.show.curves import LINE_COLOURS, LINE_DASHES, line_look
 from labkit.show.picture import STYLE, Picture, legend, one_line, place, write_title
 from labkit.show.rich import MISSING, Rich, grid
 
@@ -80,7 +80,7 @@ def _draw(axes: mpl.axes.Axes, losses: Losses, number: int) -> mpl.lines.Line2D:
     ]
     axes.fill_between(steps, *zip(*band, strict=True), color=colour, alpha=0.18, linewidth=0)
     marker = "o" if len(mean) == 1 else None
-    (line,) = axes.plot(steps, mean, color=colour, linestyle=dashes, linewidth=2, marker=marker)
+    (line,) = axes.plot(steps, mean, linestyle=dashes, marker=marker, **line_look(colour))
     return line
 
 

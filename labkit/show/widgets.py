@@ -4,7 +4,8 @@ Only the widgets that ipywidgets 7.7.1 and 8 share are used. Without a frontend 
 on: ``explore`` shows a still picture of the first setting, ``predict`` stays without a value.
 Tests and scripts set ``.value`` and call ``.click()``, or ``run_once()`` and ``commit()``.
 
-Limits: one run at a time; a run cannot be stopped halfway except by interrupting the kernel.
+Limits: one run at a time; a run cannot be stopped halfway except by interrupting the kernel. By
+keyboard, Space opens a menu: on a closed one JupyterLab takes the arrows to go to the next cell.
 """
 
 import html
@@ -42,7 +43,7 @@ def explore(
         gpu: the GPU to simulate where there is none to measure on; a list makes it a knob.
         runner: what runs one setting, called as ``labkit.run`` is; None: ``labkit.run`` itself.
         **knobs: the experiment's arguments. A list of values becomes a control, a slider for
-            numbers and buttons or a menu for the rest; a single value is passed on as it is.
+            numbers and a menu for the rest; a single value is passed on as it is.
 
     Returns:
         The explorer, already shown.
@@ -88,7 +89,8 @@ class Explorer:
         self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
         self.clear_button = ipywidgets.Button(description="Clear", icon="trash")
         self.message = ipywidgets.HTML()
-        self.picture = ipywidgets.HTML()
+        # As a block, or a wide table would keep the figures from shrinking with the window.
+        self.picture = ipywidgets.HTML(layout={"display": "block", "overflow": "auto"})
         self.errors = ipywidgets.Output()
         self.button.on_click(lambda _: self.run_once())
         self.clear_button.on_click(lambda _: self.clear())
@@ -243,7 +245,7 @@ def _choices(name: str, values: Any) -> list[Any]:
 
 
 def _control(name: str, choices: list[Any]) -> Any:
-    """A slider for numbers; buttons for a few words, a menu for many."""
+    """A slider for numbers, a menu for the rest: its label and choice are read out, too."""
     options = [(_words(choice), choice) for choice in choices]
     look = {
         "description": name,
@@ -251,11 +253,12 @@ def _control(name: str, choices: list[Any]) -> Any:
         "layout": {"width": "auto", "max_width": "640px"},
     }
     if all(isinstance(c, numbers.Real) and not isinstance(c, bool) for c in choices):
-        return ipywidgets.SelectionSlider(
+        slider = ipywidgets.SelectionSlider(
             options=options, value=choices[0], continuous_update=False, **look
         )
-    kind = ipywidgets.ToggleButtons if len(choices) <= 4 else ipywidgets.Dropdown
-    return kind(options=options, value=choices[0], **look)
+        slider.tooltip = name  # without one, ipywidgets 8 shows the word "null"
+        return slider
+    return ipywidgets.Dropdown(options=options, value=choices[0], **look)
 
 
 def _words(value: Any) -> str:

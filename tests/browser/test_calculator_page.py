@@ -1,78 +1,18 @@
 """The calculator's page as `make app` serves it, driven in a real browser."""
 
-import os
-import re
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
-
+import browsing
 import pytest
+from browsing import NARROW, PATIENCE_SECONDS, WIDE, shot
 
-sync_api = pytest.importorskip("playwright.sync_api")
-pytest.importorskip("voila")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ROOT = Path(__file__).resolve().parents[2]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
-         "--disable-component-update", "--no-first-run"]  # fmt: skip
-PATIENCE_SECONDS = 120  # machines that are busy
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
-]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def address():
-    """Where the page is served, by the recipe of the Makefile's target."""
-    recipe = subprocess.run(
-        ["make", "-n", "app"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    arguments = re.search(r"voila (.*)", recipe)[1].split()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = [str(ROOT / "page"), os.environ.get("JUPYTER_PATH", "")]
-    command = [sys.executable, "-m", "voila", *arguments, f"--port={port}"]
-    server = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
-             "JUPYTER_PATH": os.pathsep.join(filter(None, paths))},
-    )  # fmt: skip
-    try:
-        yield wait_for(f"http://127.0.0.1:{port}/", server)
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-
-
-def wait_for(url, server):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(url + "voila/static/voila.js", timeout=5):
-                return url
-        except OSError:
-            time.sleep(0.5)
-    raise AssertionError(f"no page at {url}; the server ended with {server.poll()}")
-
-
-@pytest.fixture(scope="module")
-def page(address):
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1360, "height": 900})
-        page.set_default_timeout(1000 * PATIENCE_SECONDS)
-        page.asked = []
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(address)
+def calculator(browser, calculator_address):
+    with browsing.watched(browser) as page:
+        page.goto(calculator_address)
         page.wait_for_selector("img[alt^=Stacked]")
         yield page
-        browser.close()
 
 
 def choose(page, label, value):
@@ -82,8 +22,7 @@ def choose(page, label, value):
     page.locator(f".widget-dropdown:has(label:text-is('{label}')) select").select_option(
         label=value
     )
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
+    for _ in range(20 * PATIENCE_SECONDS):
         said = status.inner_text()
         if said != before and "Tracing" not in said:
             return said
@@ -91,40 +30,61 @@ def choose(page, label, value):
     raise AssertionError(f"no answer to {label} = {value}; it says {said!r}")
 
 
-def test_the_page_shows_the_calculator_and_no_code(page):
-    assert page.title().startswith("Memory calculator")
-    text = page.inner_text("body")
+def test_nobody_gets_in_without_the_token(calculator, calculator_address):
+    answer = calculator.context.browser.new_context().request.get(calculator_address.split("?")[0])
+    assert "token" in calculator_address
+    assert answer.status == 403 or "login" in answer.url
+
+
+def test_the_page_shows_the_calculator_and_no_code(calculator):
+    assert calculator.title().startswith("Memory calculator")
+    text = calculator.inner_text("body")
     assert "Choose a model, a card and how to train" in text
     assert "Part by part" in text
     for absent in ("lab.", "import ", "Exercise", "Traceback"):
         assert absent not in text
 
 
-def test_the_end_of_the_table_can_be_scrolled_to(page):
-    last = page.locator("th:text-is('together')")
+def test_the_end_of_the_table_can_be_scrolled_to(calculator):
+    last = calculator.locator("th:text-is('together')")
     last.scroll_into_view_if_needed()
     box = last.bounding_box()
-    assert 0 <= box["y"] <= page.viewport_size["height"] - box["height"]
-    page.locator("#page-head").scroll_into_view_if_needed()
+    assert 0 <= box["y"] <= calculator.viewport_size["height"] - box["height"]
+    calculator.locator("#page-head").scroll_into_view_if_needed()
 
 
-def test_no_menu_is_blank(page):
-    menus = page.locator(".widget-dropdown select")
+def test_no_menu_is_blank(calculator):
+    menus = calculator.locator(".widget-dropdown select")
     chosen = [menus.nth(i).evaluate("e => e.selectedIndex") for i in range(menus.count())]
     assert len(chosen) == 8
     assert min(chosen) >= 0
 
 
-def test_a_change_answers_and_a_refusal_keeps_working(page):
-    assert "It fits" in choose(page, "model", "SmolLM2-tiny")
-    assert "SmolLM2-tiny" in page.locator("img[alt^=Stacked]").get_attribute("alt")
-    assert "no bfloat16 in hardware" in choose(page, "card", "T4 (16 GB)")
-    assert "NVIDIA T4" in choose(page, "precision", "fp32")
-    page.wait_for_selector("img[alt*='fp32']")
+def test_a_change_answers_and_a_refusal_keeps_working(calculator):
+    figure = calculator.locator("img[alt^=Stacked]")
+    before = figure.get_attribute("src")
+    assert "It fits" in choose(calculator, "model", "SmolLM2-tiny")
+    assert "SmolLM2-tiny" in figure.get_attribute("alt")
+    assert figure.get_attribute("src") != before
+    assert "no bfloat16 in hardware" in choose(calculator, "card", "T4 (16 GB)")
+    shot(calculator, "calculator-refusal")
+    assert "NVIDIA T4" in choose(calculator, "precision", "fp32")
+    calculator.wait_for_selector("img[alt*='fp32']")
 
 
-def test_nothing_is_fetched_from_other_hosts(page):
-    hosts = {re.match(r"\w+:(//[^/:]*)?", url)[0] for url in page.asked}
-    assert hosts <= {"http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:"} | {
-        host for host in hosts if host.startswith("blob:")
-    }
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_nothing_is_cut_off_at_any_width(calculator, size):
+    calculator.set_viewport_size({"width": size[0], "height": size[1]})
+    for what in ("select", "img"):
+        calculator.locator(what).first.scroll_into_view_if_needed()
+        shot(calculator, f"calculator-{size[0]}-{what}")
+    for part in calculator.locator("img, select, .noUi-handle, div[role=status]").all():
+        box = part.bounding_box()
+        if box is not None:  # the field for another model is hidden until it is asked for
+            assert box["x"] >= 0, part
+            assert box["x"] + box["width"] <= size[0] + 1, part
+    calculator.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
+
+
+def test_no_tooltip_says_null(calculator):
+    assert not [each for each in calculator.locator("[title=null]").all() if each.is_visible()]

@@ -22,7 +22,8 @@ def ticks(figure, row=0):
 def rows(figure):
     cells = Reader(figure.table.html).cells
     caption, cells = cells[0], cells[1:]
-    width = len(Reader(figure.table.html).named("th")) - len(figure.axes[-1].collections)
+    headings = 1 + len(Reader(figure.table.html).named("th"))  # the first is an empty cell
+    width = headings - len(figure.axes[-1].collections)
     return caption, [tuple(cells[i : i + width]) for i in range(0, len(cells), width)]
 
 

@@ -43,7 +43,9 @@ def test_the_report_shows_lessons_timings_verdicts_and_every_notebook(tmp_path):
     judgement = session.judgement_record(claims.judge(claim.id, 0.123, "simulated for T4"))
     executed(tmp_path, html_output("<b>a picture</b>"), judgements=(judgement,))
     other = Outcome("07", "07_more", "More", "failed", ("it broke",), 1.0)
-    page = report.report(tmp_path, [outcome(), other]).read_text()
+    page = report.report(tmp_path, [outcome(host_peak_bytes=812 << 20), other]).read_text()
+    assert '<td class="number">812 MiB</td>' in page
+    assert '<td class="number">–</td>' in page
     for text in ("12.3", "What does it save?", "12.3 %", "simulated for T4", "it broke"):
         assert text in page
     assert judgement["verdict"] in page

@@ -76,10 +76,10 @@ def test_controls_suit_their_values(runner):
     kinds = {name: type(control) for name, control in explorer.controls.items()}
     assert kinds == {
         "a": ipywidgets.SelectionSlider,
-        "b": ipywidgets.ToggleButtons,
+        "b": ipywidgets.Dropdown,
         "c": ipywidgets.Dropdown,
-        "d": ipywidgets.ToggleButtons,
-        "e": ipywidgets.ToggleButtons,
+        "d": ipywidgets.Dropdown,
+        "e": ipywidgets.Dropdown,
     }
     assert explorer.controls["d"].options == (("off", False), ("on", True))
     assert all(control.description for control in explorer.controls.values())

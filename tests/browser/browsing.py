@@ -1,0 +1,216 @@
+"""What the browser tests share: servers that end, pages that are watched, screenshots.
+
+A page that is watched remembers what no test asks for but none may have: errors on the console,
+errors thrown in the page, and requests to any host other than this machine's own address. After
+each test they are looked for on every page that is open (see conftest.py).
+
+Limits: a server of its own is started for each process that runs tests.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from labkit.family import Family
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 300  # machines that are busy
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+         "--disable-component-update", "--no-first-run"]  # fmt: skip
+EMPTY_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="117" height="20"/>'
+WIDE, NARROW = (1360, 900), (400, 800)
+
+watches: list["Watch"] = []
+"""Of the pages that are open now."""
+
+
+def chromium() -> str | None:
+    """The browser that the system has."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def need(*modules: str) -> None:
+    """Skip the test where the browser or a module is missing; in continuous integration, fail."""
+    lack = [module for module in ("playwright", *modules) if not importlib.util.find_spec(module)]
+    if chromium() is None:
+        lack.append("chromium")
+    if lack and "CI" in os.environ:
+        pytest.fail(f"these tests must run here, and there is no {', no '.join(lack)}")
+    if lack:
+        pytest.skip(f"there is no {', no '.join(lack)}")
+
+
+# --- servers -----------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A port of the loopback address on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def recipe(target: str, program: str) -> list[str]:
+    """The arguments that the Makefile's target gives to a program of the environment."""
+    lines = subprocess.run(
+        ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.replace("\\\n", " ")
+    return re.search(rf"bin/{program} ([^\n]*)", lines)[1].split()
+
+
+def lesson_environment(folder: Path) -> dict[str, str]:
+    """The variables for a server or a command whose own files all go below ``folder``."""
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    jupyter = {
+        f"JUPYTER_{kind.upper()}_DIR": str(folder / kind) for kind in ("config", "runtime", "data")
+    }
+    return {
+        **os.environ,
+        **jupyter,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "IPYTHONDIR": str(folder / "ipython"),
+    }
+
+
+@contextlib.contextmanager
+def serving(
+    command: Sequence[str], *, answers: str, cwd: Path, environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen]:
+    """A server that has answered at the address ``answers``; afterwards nothing of it is left."""
+    with open(log, "wb") as output:
+        server = subprocess.Popen(
+            command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output,
+        )  # fmt: skip
+    family = Family(server)
+    try:
+        _wait_for(answers, server, log)
+        yield server
+        started = psutil.Process(server.pid).children(recursive=True)
+        family.look()
+        server.terminate()  # a server ends its kernels itself, given the time
+        server.wait(timeout=PATIENCE_SECONDS)
+        _, left = psutil.wait_procs(started, timeout=20)
+        assert not left, f"the server ended, and these are left: {left}"
+    finally:
+        family.kill()
+        server.wait(timeout=PATIENCE_SECONDS)
+
+
+def _wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+        except urllib.error.HTTPError as refusal:  # it is there, and asks for a token
+            refusal.close()
+            return
+        except OSError:
+            time.sleep(0.25)
+        else:
+            return
+    said = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+    raise AssertionError(f"nobody answers at {address}; it ended with {server.poll()}:\n{said}")
+
+
+def token_of(server: subprocess.Popen, folder: Path) -> str:
+    """The token that a Jupyter server made for itself, from the file that it keeps of itself."""
+    return json.loads((folder / "runtime" / f"jpserver-{server.pid}.json").read_text())["token"]
+
+
+# --- pages -------------------------------------------------------------------------------------
+
+
+class Watch:
+    """What a page did that it must not.
+
+    Args:
+        page: a page of playwright.
+        pictures: addresses elsewhere that it may ask for.
+    """
+
+    def __init__(self, page: Any, pictures: Sequence[str] = ()) -> None:
+        self.page = page
+        self.problems: list[str] = []
+        self._pictures = pictures
+        page.on("console", self._said)
+        page.on("pageerror", lambda error: self.problems.append(f"thrown: {error}"))
+        page.on("request", lambda request: self._asked(request.url))
+        page.on("websocket", lambda socket: self._asked(socket.url))
+
+    def _said(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(f"console: {message.text} ({message.location.get('url', '')})")
+
+    def _asked(self, address: str) -> None:
+        parts = urlsplit(address)
+        here = parts.scheme in ("data", "blob", "file", "about") or parts.hostname == "127.0.0.1"
+        if not here and address not in self._pictures:
+            self.problems.append(f"asked another host: {address[:200]}")
+
+    def take(self) -> list[str]:
+        """The problems since the last time."""
+        if not self.page.is_closed():
+            self.page.evaluate("0")  # what waits to be reported is reported before the answer
+        problems, self.problems = self.problems, []
+        return problems
+
+
+@contextlib.contextmanager
+def watched(
+    browser: Any, *, size: tuple[int, int] = WIDE, pictures: Sequence[str] = ()
+) -> Iterator[Any]:
+    """A new page of its own context, watched for as long as it is open.
+
+    Args:
+        browser: playwright's.
+        size: width and height of the window, in pixels.
+        pictures: addresses of pictures elsewhere, answered here by an empty one.
+    """
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, locale="en-GB")
+    for address in pictures:
+        context.route(
+            address, lambda route: route.fulfill(content_type="image/svg+xml", body=EMPTY_PICTURE)
+        )
+    page = context.new_page()
+    page.set_default_timeout(1000 * PATIENCE_SECONDS)
+    watch = Watch(page, pictures)
+    watches.append(watch)
+    try:
+        yield page
+    finally:
+        watches.remove(watch)
+        context.close()
+
+
+def shot(page: Any, name: str, *, whole: bool = False) -> Path:
+    """Keep a picture of what the page shows: artefacts for people to look at.
+
+    Args:
+        page: a page, or one element of it.
+        name: of the file, without its ending.
+        whole: the whole page, not only the part within the window.
+    """
+    folder = Path(os.environ.get("LABKIT_SCREENSHOTS") or ROOT / "build" / "screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}.png"
+    options = {"full_page": True} if whole else {}
+    page.screenshot(path=path, animations="disabled", **options)
+    return path

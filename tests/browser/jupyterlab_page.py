@@ -1,0 +1,134 @@
+"""A lesson in JupyterLab, used as a person uses it: by its menus, its keyboard and its widgets.
+
+Cells are named by their ids; JupyterLab draws those out of sight only when they come into sight,
+so a cell is brought there before it is looked at.
+
+Limits: knows JupyterLab 4.6 by its class names.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from browsing import PATIENCE_SECONDS, watched
+
+BADGES = (  # of a lesson's title: the only pictures that it takes from elsewhere
+    "https://colab.research.google.com/assets/colab-badge.svg",
+    "https://mybinder.org/badge_logo.svg",
+)
+IDLE = """() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'
+    && ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
+
+
+@dataclass(frozen=True)
+class LabServer:
+    """A JupyterLab that runs: its address, its token, and the folder with the notebooks."""
+
+    address: str
+    token: str
+    folder: Path
+
+
+class LabPage:
+    """One notebook, open in JupyterLab.
+
+    Args:
+        page: what playwright calls a page.
+        notebook: the file that it shows.
+    """
+
+    def __init__(self, page: Any, notebook: Path) -> None:
+        self.page, self.notebook = page, notebook
+        self.ids = [cell["id"] for cell in self.saved()["cells"]]
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, browser: Any, server: LabServer, name: str) -> Iterator["LabPage"]:
+        """The notebook ``name``, with its kernel ready."""
+        with watched(browser, pictures=BADGES) as page:
+            page.goto(f"{server.address}lab/tree/{name}?token={server.token}")
+            page.wait_for_selector(".jp-Notebook .jp-Cell")
+            lesson = cls(page, server.folder / name)
+            lesson.wait()
+            yield lesson
+
+    def saved(self) -> dict[str, Any]:
+        """The notebook as it is on the disk."""
+        return json.loads(self.notebook.read_text(encoding="utf-8"))
+
+    def menu(self, menu: str, item: str) -> None:
+        """Choose an item of a menu of the bar."""
+        for name in (menu, item):
+            self.page.get_by_role("menuitem", name=name, exact=True).click()
+
+    def run_all_once(self) -> None:
+        """Run all cells, unless an earlier page on the same server has, and save."""
+        code = [cell for cell in self.saved()["cells"] if cell["cell_type"] == "code"]
+        if all(cell["execution_count"] for cell in code):
+            return
+        self.menu("Run", "Run All Cells")
+        self.wait()
+        self.page.keyboard.press("Control+s")
+        self.until(lambda: all(c.get("execution_count", 1) for c in self.saved()["cells"]))
+
+    def wait(self) -> None:
+        """Until the kernel has nothing to do, and for a moment more: it pauses between cells."""
+        quiet = 0
+
+        def settled() -> bool:
+            nonlocal quiet
+            quiet = quiet + 1 if self.page.evaluate(IDLE) else 0
+            return quiet > 5
+
+        self.until(settled)
+
+    def until(self, true: Any) -> Any:
+        """What ``true()`` gives, once it is something."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            if found := true():
+                return found
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"in {PATIENCE_SECONDS} seconds it did not come true")
+
+    def cell(self, id: str) -> Any:
+        """The cell, where it can be seen."""
+        cell = self.page.locator(f'.jp-Cell[data-windowed-list-index="{self.ids.index(id)}"]')
+        self.bring(cell)
+        return cell
+
+    def bring(self, element: Any, *, block: str = "start") -> None:
+        """Scroll until the element is in sight and stays: what comes into sight grows."""
+        before = None
+        for _ in range(50):
+            element.evaluate("(e, block) => e.scrollIntoView({block})", block)
+            self.page.wait_for_timeout(120)
+            box = element.bounding_box()
+            if box is not None and box == before:
+                return
+            before = box
+        raise AssertionError(f"{element} does not come to rest")
+
+    def rewrite(self, id: str, old: str, new: str) -> Any:
+        """Replace text in a cell by typing over it, run it with the keyboard; the cell."""
+        cell = self.cell(id)
+        source = "".join(self.saved()["cells"][self.ids.index(id)]["source"])
+        assert old in source, f"{old!r} is not in cell {id}"
+        cell.locator(".cm-content").click()
+        self.page.keyboard.press("Control+a")
+        self.page.keyboard.insert_text(source.replace(old, new))
+        self.page.keyboard.press("Control+Enter")
+        self.wait()
+        return self.cell(id)
+
+    def rerun(self, id: str) -> Any:
+        """Run a cell again with the keyboard; the cell."""
+        cell = self.cell(id)
+        cell.locator(".jp-InputArea-prompt").click()
+        self.page.keyboard.press("Control+Enter")
+        self.wait()
+        return self.cell(id)

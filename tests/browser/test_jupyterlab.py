@@ -1,0 +1,251 @@
+"""Lesson 00 in real JupyterLab, as `make lab` starts it: run, explored, answered, survived.
+
+The tests go through the lesson in a learner's order, on one page and one kernel; each leaves
+the notebook so that the next can begin.
+"""
+
+import json
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+from browsing import NARROW, WIDE, shot
+
+pytestmark = pytest.mark.browser
+
+EXPLORER, PREDICTION = "00-explore-2", "00-predict-2"
+WIDGETS = ".jupyter-widgets button, .jupyter-widgets input, .jupyter-widgets select, .noUi-handle"
+
+
+def test_the_server_listens_here_only_and_asks_for_its_token(lab_server):
+    port = int(lab_server.address.rsplit(":", 1)[1].strip("/"))
+    heard = {
+        listening.laddr.ip
+        for listening in psutil.net_connections("inet")
+        if listening.laddr.port == port and listening.status == psutil.CONN_LISTEN
+    }
+    assert heard == {"127.0.0.1"}
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"{lab_server.address}api/contents", timeout=60)
+    allowed = f"{lab_server.address}api/contents?token={lab_server.token}"
+    with urllib.request.urlopen(allowed, timeout=60) as answer:
+        listed = {each["name"] for each in json.load(answer)["content"]}
+    assert "00_start_here.ipynb" in listed
+
+
+def test_all_cells_run_without_an_error(lesson_page):
+    code = [cell for cell in lesson_page.saved()["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    for id, name in (("00-setup-2", "machine"), ("00-plot-1", "heartbeat")):
+        lesson_page.cell(id)
+        shot(lesson_page.page, f"lab-{name}")
+    figure = lesson_page.cell("00-plot-1").locator("img")
+    assert figure.evaluate("e => e.complete && e.naturalWidth") > 800
+
+
+def test_a_prediction_is_refused_then_taken_then_compared(lesson_page):
+    cell = lesson_page.cell(PREDICTION)
+    field, button = cell.locator("input"), cell.locator("button.widget-button")
+    assert field.get_attribute("title") == "Peak of the first training step"
+    for typed, says in (("a lot", "is not a number"), ("5", "You predict 5.00 GiB")):
+        field.fill(typed)
+        button.click()
+        cell.locator("[role=status]", has_text=says).wait_for()
+    shot(lesson_page.page, "lab-prediction")
+    card = lesson_page.rerun("00-experiment-1").inner_text()
+    assert "You predicted 5.00 GiB. Simulated for NVIDIA T4:" in card
+
+
+def setting(cell):
+    """What the controls show."""
+    return (
+        cell.locator(".widget-slider .widget-readout").inner_text(),
+        cell.locator(".widget-dropdown select").locator("option:checked").inner_text(),
+    )
+
+
+def slide(lesson_page, cell, batch_size):
+    """Move the slider to a value with the arrow keys."""
+    cell.locator(".noUi-handle").focus()
+    lesson_page.page.keyboard.press("Home")
+    while int(setting(cell)[0]) < batch_size:
+        lesson_page.page.keyboard.press("ArrowRight")
+    assert setting(cell)[0] == str(batch_size)
+
+
+def explored(lesson_page, batch_size, precision):
+    """Run a setting by pointing and clicking; what is said, and the sources of the figures."""
+    cell = lesson_page.cell(EXPLORER)
+    slide(lesson_page, cell, batch_size)
+    cell.locator(".widget-dropdown select").select_option(label=precision)
+    status = cell.locator("[role=status], [role=alert]")
+    before = status.inner_text()
+    cell.locator("button.widget-button", has_text="Run").click()
+
+    def answer():
+        said = status.inner_text()
+        return said if said != before and not said.startswith("Running") else None
+
+    said = lesson_page.until(answer)
+    lesson_page.wait()
+    images = cell.locator("img").all()
+    assert all(image.evaluate("e => e.complete && e.naturalWidth") for image in images)
+    return said, [image.get_attribute("src") for image in images]
+
+
+def test_the_explorer_answers_with_another_figure_and_other_words(lesson_page):
+    cell = lesson_page.cell(EXPLORER)
+    first = cell.locator("img").evaluate_all("all => all.map(e => e.src)")
+    assert len(first) == 2
+    said, bars = explored(lesson_page, 4, "amp-bf16")
+    assert said.startswith("batch_size 4, precision amp-bf16: peak")
+    assert "it fits" in said
+    assert len(bars) == 2
+    assert not set(bars) & set(first)
+    assert "batch_size 4, precision amp-bf16" in cell.locator("img").first.get_attribute("alt")
+    lesson_page.bring(cell.locator(".widget-slider"))
+    shot(lesson_page.page, "lab-explorer")
+
+
+def test_an_out_of_memory_error_is_told_and_survived(lesson_page):
+    said, bars = explored(lesson_page, 32, "fp32")
+    assert "batch_size 32, precision fp32: out of memory: asked for" in said
+    assert "you can go on" in said
+    lesson_page.bring(lesson_page.cell(EXPLORER).locator(".widget-slider"))
+    shot(lesson_page.page, "lab-out-of-memory")
+    said, after = explored(lesson_page, 2, "bf16")
+    assert said.startswith("batch_size 2, precision bf16: peak")
+    assert not set(after) & set(bars)
+    assert not lesson_page.cell(EXPLORER).locator(".widget-output .jp-OutputArea-output").count()
+
+
+def test_an_error_in_a_cell_is_shown_and_the_lesson_goes_on(lesson_page):
+    saved = "answer = ...\n\nexercise = lab"
+    cell = lesson_page.rewrite(
+        "00-exercise-2", saved, f"lab.run(train, gpu='t4', no_such=1)\n{saved}"
+    )
+    assert "InputError: unknown argument of train 'no_such'" in cell.inner_text()
+    assert "Traceback" in cell.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "reason"),
+    [
+        ('"flops"', "not yet", "A simulated run knows it"),
+        ('"seconds_per_step"', "correct", "there is nothing to time"),
+    ],
+)
+def test_an_exercise_is_judged_with_a_reason(lesson_page, answer, verdict, reason):
+    cell = lesson_page.rewrite("00-exercise-2", "...", answer)
+    card = cell.locator(".jp-OutputArea-output").inner_text()
+    assert verdict in card
+    assert reason in card
+    shot(lesson_page.page, f"lab-exercise-{verdict}")
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_nothing_is_cut_off_at_any_width(lesson_page, size):
+    page = lesson_page.page
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    if size == NARROW:
+        page.keyboard.press("Control+b")  # the list of files makes room
+    try:
+        for id, name in ((PREDICTION, "prediction"), (EXPLORER, "explorer")):
+            cell = lesson_page.cell(id)
+            lesson_page.bring(cell.locator(".jp-Cell-outputArea"))
+            shot(page, f"lab-{name}-{size[0]}")
+            out = cell.locator(".jp-Cell-outputArea").bounding_box()
+            for part in cell.locator(f"{WIDGETS}, .jupyter-widgets img").all():
+                box = part.bounding_box()
+                assert box["x"] >= out["x"] - 1, part
+                assert box["x"] + box["width"] <= out["x"] + out["width"] + 1, part
+    finally:
+        page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
+        if size == NARROW:
+            page.keyboard.press("Control+b")
+
+
+def test_no_tooltip_says_null(lesson_page):
+    for id in (PREDICTION, "00-predict-3", EXPLORER):
+        labels = lesson_page.cell(id).locator("[title=null]")
+        assert not [each for each in labels.all() if each.is_visible()]
+
+
+# --- the keyboard --------------------------------------------------------------------------------
+
+
+def active(page):
+    """What has the keyboard, as one of the widgets' elements; None if none of them has."""
+    element = page.evaluate_handle("document.activeElement").as_element()
+    return element if element.evaluate("(e, all) => e.matches(all)", WIDGETS) else None
+
+
+def reached(lesson_page, cell):
+    """All widgets of a cell that the Tab key comes to, going on from the cell itself."""
+    page = lesson_page.page
+    cell.locator(".jp-InputArea-prompt").click()
+    found = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        element = active(page)
+        if element and cell.evaluate("(cell, e) => cell.contains(e)", element):
+            found.append(element)
+    return found
+
+
+def looks(page, element):
+    """A picture of an element and its surroundings, where an outline may be."""
+    box = element.bounding_box()
+    edge = 6
+    clip = {"x": box["x"] - edge, "y": box["y"] - edge,
+            "width": box["width"] + 2 * edge, "height": box["height"] + 2 * edge}  # fmt: skip
+    return page.screenshot(clip=clip, animations="disabled", caret="hide")
+
+
+@pytest.mark.parametrize("id", [PREDICTION, "00-predict-3", EXPLORER])
+def test_tab_comes_to_every_widget_and_shows_where_it_is(lesson_page, id):
+    page, cell = lesson_page.page, lesson_page.cell(id)
+    widgets = cell.locator(WIDGETS).all()
+    assert len(widgets) == (4 if id == EXPLORER else 2)
+    found = reached(lesson_page, cell)
+    for widget in widgets:
+        handle = widget.element_handle()
+        assert any(handle.evaluate("(a, b) => a === b", each) for each in found), widget
+    for handle in found:
+        handle.focus()
+        page.mouse.move(0, 0)
+        with_focus = looks(page, handle)
+        handle.evaluate("e => e.blur()")
+        assert looks(page, handle) != with_focus, handle.evaluate("e => e.outerHTML")
+
+
+def test_the_widgets_work_without_a_mouse(lesson_page):
+    page, keyboard = lesson_page.page, lesson_page.page.keyboard
+    cell = lesson_page.cell(EXPLORER)
+    slide(lesson_page, cell, 8)
+    keyboard.press("Tab")  # the number beside the slider, which can be typed over
+    keyboard.press("Tab")
+    keyboard.press("Home")
+    for key in ("Space", "ArrowDown", "Enter"):  # opens the menu, goes down in it, takes it
+        keyboard.press(key)
+    assert setting(cell) == ("8", "amp-bf16")
+    for key, says in (("Enter", "batch_size 8, precision amp-bf16: peak"), ("Space", "Cleared")):
+        keyboard.press("Tab")
+        assert active(page).evaluate("e => e.tagName") == "BUTTON"
+        keyboard.press(key)
+        cell.locator("[role=status]", has_text=says).wait_for()
+        cell.locator("button.widget-button", has_text="Run").and_(page.locator(":enabled")).focus()
+    assert cell.locator("img").count() == 0
+    cell = lesson_page.cell("00-predict-3")
+    cell.locator("input").focus()
+    keyboard.type("0.5")
+    keyboard.press("Tab")
+    keyboard.press("Space")
+    cell.locator("[role=status]", has_text="You predict 512 MiB").wait_for()

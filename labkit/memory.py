@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+#: Above any whole number of a record: Python does not write out very long ones.
+MOST_WHOLE = 10**30
 
 
 class InputError(ValueError):
@@ -362,7 +364,7 @@ def _read_run(record: Any) -> Run:
     known = {f.name for f in fields(Run)} - {"trace"}
     required = {"name", "parameters", "mode", "device", "peak_bytes", "by_category"}
     if unknown := set(record) - known:
-        raise InputError(f"a run has no field {sorted(map(str, unknown))[0]!r}")
+        raise InputError(f"a run has no field {shown(sorted(map(str, unknown))[0])}")
     if missing := required - set(record):
         raise InputError(f"a run needs the field {sorted(missing)[0]!r}")
     values = dict(record)
@@ -373,29 +375,28 @@ def _read_run(record: Any) -> Run:
     if not isinstance(values["parameters"], Mapping):
         raise InputError("parameters must be an object")
     for key, value in values["parameters"].items():
-        if not isinstance(value, str | int | float | bool | None):
-            raise InputError(f"parameter {key!r} must be a plain value, not {value!r}")
+        if not is_plain(value):
+            raise InputError(f"parameter {shown(key)} must be a plain value, not {shown(value)}")
     for key in ("peak_bytes", "host_bytes", "sent_bytes"):
         _read_bytes(values.get(key, 0), key)
     for key in ("reserved_bytes", "capacity_bytes", "flops", "moved_bytes"):
         if values.get(key) is not None:
             _read_bytes(values[key], key)
     values["by_category"] = _read_categories(values["by_category"], values["peak_bytes"])
-    for key, kind in (
-        ("step_peaks_bytes", numbers.Integral),
-        ("losses", numbers.Real),
-        ("step_seconds", numbers.Real),
-    ):
+    for key in ("step_peaks_bytes", "losses", "step_seconds"):
         items = values.get(key, ())
         if not isinstance(items, Sequence) or isinstance(items, str):
             raise InputError(f"{key} must be a list")
-        if not all(isinstance(i, kind) and not isinstance(i, bool) for i in items):
-            raise InputError(f"{key} must hold numbers only")
         values[key] = tuple(items)
-    if any(not 0 <= s < 1e18 for s in values["step_seconds"]):
-        raise InputError("step_seconds must be finite and not negative")
+    for key, kind in (("step_peaks_bytes", int), ("losses", float), ("step_seconds", float)):
+        if not all(_is_number(item) and isinstance(item, int | kind) for item in values[key]):
+            raise InputError(f"{key} must hold numbers only")
     if any(peak < 0 for peak in values["step_peaks_bytes"]):
         raise InputError("step_peaks_bytes must not be negative")
+    if not all(is_plain(item) for item in (*values["losses"], *values["step_peaks_bytes"])):
+        raise InputError("losses and step_peaks_bytes must not hold numbers of thirty digits")
+    if any(not 0 <= s < 1e18 for s in values["step_seconds"]):
+        raise InputError("step_seconds must be finite and not negative")
     if values.get("oom") is not None:
         values["oom"] = _read_oom(values["oom"])
     return Run(**values)
@@ -434,8 +435,20 @@ def _read_oom(record: Any) -> OutOfMemory:
 
 def _read_bytes(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 80:
-        raise InputError(f"{what} must be a whole number, not negative, not {value!r}")
+        raise InputError(f"{what} must be a whole number, not negative, not {shown(value)}")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a record may hold ``value`` by itself: a text, yes or no, nothing, or a number that
+    can be written out and counted with (whole ones below ``MOST_WHOLE``)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < MOST_WHOLE
+    return isinstance(value, str | float | bool | None)
 
 
 # --- text for people, and bad input ------------------------------------------------------------
@@ -486,7 +499,10 @@ def positive_int(value: Any, what: str, *, most: int = 1 << 31) -> int:
 
 def shown(value: Any) -> str:
     """``value`` as Python writes it, short enough for a sentence."""
-    if isinstance(value, int) and abs(value) >= 10**30:
-        return "a number of more than thirty digits"  # Python refuses to write very long ones
-    text = repr(value)
+    if isinstance(value, int) and abs(value) >= MOST_WHOLE:
+        return "a number of more than thirty digits"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # such a number within, or lists without end
+        return f"a {type(value).__name__} too large to quote"
     return text if len(text) <= 80 else f"{text[:79]}…"

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from labkit import claims
-from labkit.memory import InputError, Run, format_bytes, one_of, shown
+from labkit.memory import InputError, Run, format_bytes, is_plain, one_of, shown
 
 RESULT_MIME = "application/vnd.labkit.result+json"
 SCHEMA = 1
 LARGEST_FILE_BYTES = 20 << 20
+MOST_SECONDS = 1e9  # thirty years
 PACKAGE = Path(__file__).resolve().parent
 Read = TypeVar("Read")
 
@@ -176,7 +177,7 @@ def _read_parameters(record: Any) -> dict[str, Any]:
         raise InputError("parameters must be an object")
     for name, value in record.items():
         items = value if isinstance(value, list | tuple) else [value]
-        if not all(isinstance(item, str | int | float | bool | None) for item in items):
+        if not all(is_plain(item) for item in items):
             raise InputError(
                 f"parameter {shown(name)} must be a plain value or a list of them, not "
                 f"{shown(value)}"
@@ -190,8 +191,23 @@ def _read_judgement(record: Any) -> dict[str, Any]:
     for key in ("id", "verdict"):
         if not isinstance(record.get(key), str):
             raise InputError(f"a judgement needs the text {key!r}")
-    if not isinstance(record.get("mode"), str | None):
-        raise InputError(f"a judgement's mode must be a text or null, not {shown(record['mode'])}")
+    for key in ("mode", "says", "claimed", "unit"):
+        if not isinstance(record.get(key), str | None):
+            raise InputError(
+                f"a judgement's {key} must be a text or null, not {shown(record[key])}"
+            )
+    for key in ("sources", "reasons"):
+        items = record.get(key, ())
+        if not isinstance(items, list | tuple) or not all(isinstance(i, str) for i in items):
+            raise InputError(f"a judgement's {key} must be a list of texts, not {shown(items)}")
+    for key in ("measured", "by_condition"):
+        value = record.get(key)
+        items = value.values() if isinstance(value, Mapping) else [value]
+        if not all(is_plain(item) for item in items):
+            raise InputError(
+                f"a judgement's {key} must be a plain value or an object of them, not "
+                f"{shown(value)}"
+            )
     return {**record, "verdict": one_of(record["verdict"], claims.Verdict, "verdict")}
 
 
@@ -208,13 +224,21 @@ def read_machine(record: Any) -> dict[str, Any]:
     """The fields of a ``hardware.Machine``, of which ``kind`` and ``name`` must be there.
 
     Raises:
-        InputError: they are not.
+        InputError: they are not, or a field is of another kind than it is there.
     """
     if not isinstance(record, Mapping):
         raise InputError("machine must be an object")
     for key in ("kind", "name"):
-        if not isinstance(record.get(key), str):
-            raise InputError(f"machine needs the text {key!r}")
+        if not isinstance(record.get(key), str) or len(record[key]) > 200:
+            raise InputError(f"machine needs the text {key!r}, of at most 200 characters")
+    versions = record.get("versions", {})
+    if not isinstance(versions, Mapping):
+        raise InputError(f"machine's versions must be an object, not {shown(versions)}")
+    for key, value in [*record.items(), *versions.items()]:
+        if key != "versions" and not is_plain(value):
+            raise InputError(f"machine's {shown(key)} must be a plain value, not {shown(value)}")
+    if not all(isinstance(version, str | None) for version in versions.values()):
+        raise InputError("machine's versions must be texts or null")
     return dict(record)
 
 
@@ -225,7 +249,7 @@ def read_seconds(value: Any) -> float:
         InputError: not a number, or negative.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
+    if not number or not 0 <= value < MOST_SECONDS:
         raise InputError(f"seconds must be a number, not negative, not {shown(value)}")
     return float(value)
 
@@ -256,7 +280,9 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise InputError(f"{value!r} cannot be stored: a result holds texts, numbers and lists of them")
+    raise InputError(
+        f"{shown(value)} cannot be stored: a result holds texts, numbers and lists of them"
+    )
 
 
 def _with_floats(record: Any) -> Any:

@@ -31,6 +31,8 @@ _BYTES = frozenset({"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"})
 _SCALARS = _NUMBERS | _TEXTS | _BYTES
 _NOTHING_TO_DO = frozenset({"PROTO", "FRAME", "STOP"})
 _MARK = object()
+#: Parts of a snapshot in which shared ones count each time. Events share the frames of their stack.
+MOST_PARTS = 1 << 28
 
 
 def read_snapshot(path: str | Path, *, most_bytes: int = 64 * MIB) -> dict[str, Any]:
@@ -93,7 +95,35 @@ def _read_plain_pickle(data: bytes) -> Any:
         elif name not in _NOTHING_TO_DO:
             raise InputError(f"it holds more than plain data (pickle instruction {name})")
     (result,) = stack
+    _refuse_unfolding(result)
     return result
+
+
+def _refuse_unfolding(result: Any) -> None:
+    """Refuse what is small only because it says "the same again", within itself or many times.
+
+    Raises:
+        InputError: it contains itself, or has more than ``MOST_PARTS`` parts when written out.
+    """
+    parts: dict[int, int] = {}  # of each container that is done, by its identity
+    begun: set[int] = set()
+    waiting = [(result, False)]
+    while waiting:
+        item, done = waiting.pop()
+        if not isinstance(item, list | tuple | dict) or id(item) in parts:
+            continue
+        inside = item.values() if isinstance(item, dict) else item
+        if done:
+            count = 1 + sum(parts.get(id(each), 1) for each in inside)
+            if count > MOST_PARTS:
+                raise InputError(f"it has more than {MOST_PARTS} parts when written out")
+            parts[id(item)] = count
+        elif id(item) in begun:
+            raise InputError("it contains itself")
+        else:
+            begun.add(id(item))
+            waiting.append((item, True))
+            waiting += [(each, False) for each in inside if isinstance(each, list | tuple | dict)]
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:

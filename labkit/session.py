@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from labkit import claims, hardware, results
+from labkit import claims, hardware, hosted, results
 from labkit.memory import InputError, Run
 from labkit.results import RESULT_MIME, Result, lesson_number, plain
 from labkit.show import cards, tables
@@ -35,6 +35,9 @@ current = _Session()
 def start(lesson: str | int, *, title: str | None = None) -> hardware.Machine:
     """Begin ``lesson`` (``"06"`` or ``6``): forget earlier judgements, show this machine's card.
 
+    On Colab and Kaggle the card says how to get a GPU if there is none, and what peft could not
+    work with is removed.
+
     Args:
         lesson: its number.
         title: for people; the notebook's file name gives one if None.
@@ -50,7 +53,9 @@ def start(lesson: str | int, *, title: str | None = None) -> hardware.Machine:
     current.machine = hardware.machine()
     current.started = time.monotonic()
     claims.session.clear()
-    cards.machine_card(current.machine)
+    cards.machine_card(current.machine, for_a_gpu=hosted.for_a_gpu(current.machine))
+    if done := hosted.prepare(current.machine):
+        cards.message_card(done, title="torchao")
     return current.machine
 
 

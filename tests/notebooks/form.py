@@ -4,9 +4,11 @@ Two kinds of rule:
 
 - *bytes*: the file is exactly what nbformat writes (one space of indent, sorted keys, a newline at
   the end), with no outputs, no execution counts and no metadata but what a lesson needs.
-  `--fix` rewrites the file so. It never changes a cell's source, type, id or tags.
-- *lesson*: tags, their order, headings, length, parameters, setup, exercises, claims, as
-  CONTRIBUTING.md describes. These are for the author to mend.
+  `--fix` rewrites the file so.
+- *lesson*: tags, their order, headings, length, parameters, exercises, claims, as CONTRIBUTING.md
+  describes. These are for the author to mend. But for badges and the setup cell: they follow from
+  the repository's address in pyproject.toml, and `--fix` writes them. Of any other cell it changes
+  neither source nor type, id or tags.
 
 Limits: code is read, not executed; whether a lesson runs, and whether its exercises can be solved,
 other tests find out. Headings are found by their `#`, outside fenced code.
@@ -16,6 +18,7 @@ Exit status: 0 all in order, 1 something is not, 2 wrong usage.
 """
 
 import argparse
+import copy
 import json
 import os
 import sys
@@ -25,7 +28,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nbformat
-from lesson_rules import RULES, Lesson, Problem, check_claims, check_together
+from lesson_rules import (
+    RULES,
+    Lesson,
+    Problem,
+    badges,
+    check_address,
+    check_claims,
+    setup_code,
+    with_badges,
+)
 from nbformat import NotebookNode
 from nbformat.v4 import reads_json, writes_json
 from nbformat.warnings import DuplicateCellId, MissingIDFieldWarning
@@ -90,28 +102,42 @@ def check_bytes(lesson: Lesson) -> Iterator[Problem]:
         yield lesson.problem("bytes", "is not as nbformat writes it; --fix rewrites it")
 
 
-def check(lesson: Lesson, claims: dict) -> list[Problem]:
-    """Every problem of one lesson; `claims` is the `claims` table of claims.toml."""
+def check(lesson: Lesson, claims: dict, repository: str) -> list[Problem]:
+    """Every problem of one lesson, as `gate` describes."""
     found = [problem for rule in (check_bytes, *RULES) for problem in rule(lesson)]
-    return found + list(check_claims(lesson, claims))
+    return [*found, *check_address(lesson, repository), *check_claims(lesson, claims)]
 
 
-def gate(paths: Sequence[Path], claims: dict, *, fix: bool = False) -> list[Problem]:
-    """All problems of these files; with `fix`, those of the *bytes* kind are mended first."""
+def mended(lesson: Lesson, repository: str) -> bytes:
+    """The bytes of this lesson in canonical form, with the repository's badges and setup cell."""
+    notebook = copy.deepcopy(lesson.notebook)
+    fixed = Lesson(lesson.path, notebook)
+    for cell in fixed.tagged("title", "markdown")[:1]:
+        cell.source = with_badges(cell.source, badges(lesson.path.name, repository))
+    for cell in fixed.tagged("setup", "code")[:1]:
+        cell.source = setup_code(lesson.number, repository)
+    return canonical(notebook)
+
+
+def gate(
+    paths: Sequence[Path], claims: dict, repository: str, *, fix: bool = False
+) -> list[Problem]:
+    """All problems of these files; with `fix`, what `--fix` can mend is mended first.
+
+    `claims` is the `claims` table of claims.toml, `repository` is owner/name.
+    """
     problems = []
-    lessons = []
     for path in paths:
         lesson = read(path)
         if isinstance(lesson, Problem):
             problems.append(lesson)
             continue
-        if fix and (clean := canonical(lesson.notebook)) != path.read_bytes():
+        if fix and (clean := mended(lesson, repository)) != path.read_bytes():
             write(path, clean)
             print(f"{path} rewritten")
             lesson = Lesson(path, reads_json(clean.decode("utf-8")))
-        lessons.append(lesson)
-        problems += check(lesson, claims)
-    return problems + check_together(lessons)
+        problems += check(lesson, claims, repository)
+    return problems
 
 
 def load_claims() -> dict:
@@ -119,9 +145,16 @@ def load_claims() -> dict:
     return tomllib.loads(text)["claims"]
 
 
+def load_repository() -> str:
+    """The repository's owner/name, from the one place where its address stands."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    address = tomllib.loads(text)["project"]["urls"]["Repository"]
+    return address.removeprefix("https://github.com/")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Hold notebooks to the form of a lesson.")
-    parser.add_argument("--fix", action="store_true", help="rewrite files in canonical form")
+    parser.add_argument("--fix", action="store_true", help="rewrite what the rules fully determine")
     parser.add_argument("notebook", nargs="*", type=Path, help="default: notebooks/*.ipynb")
     options = parser.parse_args(arguments)
     paths = options.notebook or sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -130,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in paths:
         if not path.is_file():
             parser.error(f"there is no notebook {path}")
-    problems = gate(paths, load_claims(), fix=options.fix)
+    problems = gate(paths, load_claims(), load_repository(), fix=options.fix)
     for problem in sorted(problems, key=lambda problem: problem.path):
         print(problem)
     print(f"Notebooks: {len(paths)}; departures from the form: {len(problems)}")

@@ -1,8 +1,8 @@
 """How a lesson is built: one function per rule, each yielding the problems it finds.
 
 The rules are those of CONTRIBUTING.md: tags and their order, headings, length, parameters, setup,
-exercises, claims. Limits: code is read, not executed. Headings are found by their `#`, outside
-fenced code.
+exercises, claims. Badges and setup cell follow from the repository's address, word for word.
+Limits: code is read, not executed. Headings are found by their `#`, outside fenced code.
 """
 
 import ast
@@ -26,6 +26,32 @@ MARKDOWN_SHARE = (0.40, 0.65)
 CODE_LINES = 18
 EXERCISES = (2, 3)
 
+BRANCH = "main"
+# Both pictures stand at addresses that the two services give for this use. Where nothing may be
+# fetched, the words in their place are the link.
+BADGES = """\
+[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]\
+(https://colab.research.google.com/github/{repository}/blob/{branch}/notebooks/{name})
+[![Launch on Binder](https://mybinder.org/badge_logo.svg)]\
+(https://mybinder.org/v2/gh/{repository}/{branch}?urlpath=lab%2Ftree%2Fnotebooks%2F{name})"""
+# pip keeps what the running kernel has loaded or what is built for its GPU as it is, or stops.
+SETUP = """\
+# Where labkit is missing, as on Colab, this installs it; PyTorch and the others named here stay as
+# they are, and no restart is needed. Where it is installed, on your machine, this changes nothing.
+import importlib.util
+
+if importlib.util.find_spec("labkit") is None:
+    stays = "torch|torchvision|torchaudio|numpy|pandas|ipython|ipykernel|ipywidgets"
+    %pip list --format=freeze | grep -E "^({{stays}})==" > stays.txt
+    %pip install -q -c stays.txt "gpu-memory-lab @ git+https://github.com/{repository}"
+
+import torch
+
+import labkit as lab
+
+here = lab.start("{number}")"""
+
+BADGE_LINE = re.compile(r"^\[!\[.*$\n?", re.MULTILINE)
 FIGURE_WITH_UNIT = re.compile(r"\d[\d.,]*\s*(?:[KMGT]i?B|bytes)\b")
 MINUTES = re.compile(r"\d+\s*min")
 NOTHING_ON_TRIAL = re.compile(r"\bno\b[^.]*\bon\s+trial\b", re.IGNORECASE)
@@ -220,12 +246,37 @@ def is_literal(node: ast.expr | None) -> bool:
     return True
 
 
-def check_setup(lesson: Lesson) -> Iterator[Problem]:
+def badges(name: str, repository: str) -> str:
+    """The lines that open the notebook of that file name elsewhere; `repository` is owner/name."""
+    return BADGES.format(name=name, repository=repository, branch=BRANCH)
+
+
+def setup_code(number: str, repository: str) -> str:
+    return SETUP.format(number=number, repository=repository)
+
+
+def with_badges(source: str, badges: str) -> str:
+    """A title cell with these badges under its heading, whatever badges it had; else unchanged."""
+    heading, newline, rest = source.partition("\n")
+    if not heading.startswith("# ") or not newline:
+        return source
+    rest = BADGE_LINE.sub("", rest).strip("\n")
+    return f"{heading}\n\n{badges}\n\n{rest}"
+
+
+def check_address(lesson: Lesson, repository: str) -> Iterator[Problem]:
+    """Badges and setup cell as the repository's address, owner/name, gives them."""
+    wanted = badges(lesson.path.name, repository)
+    for cell in lesson.tagged("title")[:1]:
+        if with_badges(cell.source, wanted) != cell.source or wanted not in cell.source:
+            message = "the badges are not those of the repository; --fix writes them"
+            yield lesson.problem("badges", message, cell)
     cells = lesson.tagged("setup", "code")
     if len(cells) != 1:
         yield lesson.problem("setup", f"{len(cells)} code cells are tagged setup; exactly one")
-    elif calls(cells, "start") != [lesson.number]:
-        yield lesson.problem("setup", f'must call lab.start("{lesson.number}")', cells[0])
+    elif cells[0].source != setup_code(lesson.number, repository):
+        message = "is not the setup cell of every lesson; --fix writes it"
+        yield lesson.problem("setup", message, cells[0])
 
 
 def check_exercises(lesson: Lesson) -> Iterator[Problem]:
@@ -289,24 +340,7 @@ RULES = (
     check_size,
     check_headings,
     check_parameters,
-    check_setup,
     check_exercises,
     check_reading,
     check_result,
 )
-
-
-def check_together(lessons: Sequence[Lesson]) -> list[Problem]:
-    """What only shows side by side: setup cells that differ by more than the lesson's number."""
-    setups = {}
-    for lesson in lessons:
-        cells = lesson.tagged("setup", "code")
-        if len(cells) == 1:
-            setups[lesson] = cells[0].source.replace(f'"{lesson.number}"', '"NN"')
-    texts = list(setups.values())
-    usual = max(texts, key=texts.count, default="")
-    return [
-        lesson.problem("setup", "differs from the other lessons' by more than the number")
-        for lesson, text in setups.items()
-        if text != usual
-    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import form
 import pytest
-from lesson_rules import Lesson
+from lesson_rules import CODE_LINES, Lesson, badges, setup_code
 from nbformat.v4 import reads_json
 
 NOTEBOOKS = sorted((form.ROOT / "notebooks").glob("*.ipynb"))
@@ -21,14 +21,16 @@ size: str = "small"
 steps: int = 3
 seed: int = 0
 """
-SETUP = "import labkit as lab\n\nhere = lab.start({number!r})".replace("'", '"')
+REPOSITORY = "ada/course"
+FILE = "06_checkpointing.ipynb"
+BADGES = badges(FILE, REPOSITORY)
 
 # name, tag, source; a name's letter says its kind: m(arkdown) or c(ode)
 GOOD = [
-    ("m-title", "title", "# Does it halve?\n\n20 min, any machine."),
+    ("m-title", "title", f"# Does it halve?\n\n{BADGES}\n\n20 min, any machine."),
     ("m-promise", "promise", "We will measure."),
     ("m-setup", "setup", "## Setting up"),
-    ("c-setup", "setup", 'import labkit as lab\n\nhere = lab.start("06")'),
+    ("c-setup", "setup", setup_code("06", REPOSITORY)),
     ("c-parameters", "parameters", PARAMETERS.rstrip()),
     ("m-idea", "idea", "## The idea\n\nBytes are counted."),
     ("m-idea-more", "idea", "```\n# no heading, a comment\n```"),
@@ -78,7 +80,7 @@ def cell(notebook: dict, name: str) -> dict:
     return next(cell for cell in notebook["cells"] if cell["id"] == f"06-{name}")
 
 
-def save(folder: Path, notebook: dict, name: str = "06_checkpointing.ipynb") -> Path:
+def save(folder: Path, notebook: dict, name: str = FILE) -> Path:
     path = folder / name
     path.write_text(
         json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
@@ -87,7 +89,7 @@ def save(folder: Path, notebook: dict, name: str = "06_checkpointing.ipynb") -> 
 
 
 def problems(folder: Path, notebook: dict) -> list[tuple[str, str]]:
-    found = form.gate([save(folder, notebook)], CLAIMS)
+    found = form.gate([save(folder, notebook)], CLAIMS, REPOSITORY)
     return [(problem.rule, problem.cell) for problem in found]
 
 
@@ -96,12 +98,8 @@ def problems(folder: Path, notebook: dict) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_in_form(path):
-    assert [str(problem) for problem in form.gate([path], form.load_claims())] == []
-
-
-def test_setup_cells_are_the_same_in_all_notebooks():
-    lessons = [form.read(path) for path in NOTEBOOKS]
-    assert [str(problem) for problem in form.check_together(lessons)] == []
+    found = form.gate([path], form.load_claims(), form.load_repository())
+    assert [str(problem) for problem in found] == []
 
 
 # --- bad notebooks -------------------------------------------------------------------------------
@@ -213,6 +211,27 @@ BROKEN = {
     ),
     "title is no question": ("headings", "m-title", source("m-title", "# Halving\n\n20 min")),
     "no minutes": ("headings", "m-title", source("m-title", "# Does it halve?")),
+    "no badges": ("badges", "m-title", source("m-title", "# Does it halve?\n\n20 min")),
+    "badges of another lesson": (
+        "badges",
+        "m-title",
+        source("m-title", f"# Does it halve?\n\n{badges('01_b.ipynb', REPOSITORY)}\n\n20 min"),
+    ),
+    "badges of another repository": (
+        "badges",
+        "m-title",
+        source("m-title", f"# Does it halve?\n\n{badges(FILE, 'bob/course')}\n\n20 min"),
+    ),
+    "badges at the end": (
+        "badges",
+        "m-title",
+        source("m-title", f"# Does it halve?\n\n20 min\n\n{BADGES}"),
+    ),
+    "badges twice": (
+        "badges",
+        "m-title",
+        source("m-title", f"# Does it halve?\n\n{BADGES}\n\n{BADGES}\n\n20 min"),
+    ),
     "parameter missing": (
         "parameters",
         "c-parameters",
@@ -235,8 +254,21 @@ BROKEN = {
     ),
     "parameters no Python": ("parameters", "c-parameters", source("c-parameters", "steps: = 3")),
     "second cell tagged parameters": ("parameters", "", tagged("m-setup", "parameters")),
-    "setup of another lesson": ("setup", "c-setup", source("c-setup", 'lab.start("01")')),
-    "setup starts nothing": ("setup", "c-setup", source("c-setup", "import labkit as lab")),
+    "setup of another lesson": (
+        "setup",
+        "c-setup",
+        source("c-setup", setup_code("01", REPOSITORY)),
+    ),
+    "setup of another repository": (
+        "setup",
+        "c-setup",
+        source("c-setup", setup_code("06", "bob/course")),
+    ),
+    "setup does more": (
+        "setup",
+        "c-setup",
+        source("c-setup", setup_code("06", REPOSITORY) + "\nlab.seed()"),
+    ),
     "no setup": ("setup", "", dropped("c-setup")),
     "exercise without code": ("exercises", "m-exercise-2", dropped("c-exercise-2")),
     "exercise unchecked": (
@@ -281,8 +313,8 @@ def without_claims(tmp_path: Path, text: str, claims: dict) -> list[tuple[str, s
     notebook["cells"] = [each for each in notebook["cells"] if each["id"] != "00-c-claim"]
     prose = next(each for each in notebook["cells"] if each["id"] == "00-m-claim")
     prose["source"] = text.splitlines(keepends=True)
-    path = save(tmp_path, notebook, "00_start_here.ipynb")
-    return [(problem.rule, problem.cell) for problem in form.gate([path], claims)]
+    path = save(tmp_path, notebook, FILE.replace("06", "00"))
+    return [(problem.rule, problem.cell) for problem in form.gate([path], claims, REPOSITORY)]
 
 
 def test_lesson_with_nothing_on_trial_may_say_so(tmp_path):
@@ -314,17 +346,6 @@ def test_cell_without_id_fails(tmp_path):
     assert [rule for rule, _ in problems(tmp_path, notebook)] == ["ids"]
 
 
-def test_setup_that_differs_fails(tmp_path):
-    paths = []
-    for number in ("00", "01", "06"):
-        notebook = json.loads(json.dumps(good()).replace("06", number))
-        if number == "01":
-            notebook["cells"][3]["source"].append("\nlab.seed()")
-        paths.append(save(tmp_path, notebook, f"{number}_lesson.ipynb"))
-    lessons = [form.read(path) for path in paths]
-    assert [problem.path.name for problem in form.check_together(lessons)] == ["01_lesson.ipynb"]
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"nbformat": 4}', '{"nbformat": 3, "metadata": {}, "cells": []}', "\ufeff{}"],
@@ -332,7 +353,7 @@ def test_setup_that_differs_fails(tmp_path):
 def test_file_that_is_no_notebook_is_named(tmp_path, text):
     path = tmp_path / "06_bad.ipynb"
     path.write_text(text, encoding="utf-8")
-    assert [problem.rule for problem in form.gate([path], CLAIMS)] == ["readable"]
+    assert [problem.rule for problem in form.gate([path], CLAIMS, REPOSITORY)] == ["readable"]
 
 
 # --- byte form -----------------------------------------------------------------------------------
@@ -359,11 +380,11 @@ def content(path: Path) -> list[tuple]:
 @pytest.mark.parametrize("layout", [{"indent": 4}, {"separators": (",", ":")}, {}])
 def test_fix_gives_the_canonical_bytes_and_keeps_the_content(tmp_path, layout):
     wanted = save(tmp_path, good()).read_bytes()
-    path = tmp_path / "06_spoiled.ipynb"
+    path = tmp_path / FILE
     path.write_text(json.dumps(spoil(good()), **layout), encoding="utf-8", newline="\r\n")
     before = content(path)
-    assert {problem.rule for problem in form.gate([path], CLAIMS)} == {"bytes"}
-    assert form.gate([path], CLAIMS, fix=True) == []
+    assert {problem.rule for problem in form.gate([path], CLAIMS, REPOSITORY)} == {"bytes"}
+    assert form.gate([path], CLAIMS, REPOSITORY, fix=True) == []
     assert path.read_bytes() == wanted
     assert content(path) == before
     assert list(tmp_path.glob("*.tmp")) == []
@@ -375,8 +396,46 @@ def test_fix_leaves_what_an_author_must_mend(tmp_path):
     cell(notebook, "m-reading")["attachments"] = {"a.png": {"image/png": "AA=="}}
     path = save(tmp_path, notebook)
     before = path.read_bytes()
-    assert [problem.rule for problem in form.gate([path], CLAIMS, fix=True)] == ["reading"]
+    [problem] = form.gate([path], CLAIMS, REPOSITORY, fix=True)
+    assert problem.rule == "reading"
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("m-title", "# Does it halve?\n\n20 min, any machine."),
+        ("m-title", "# Does it halve?\n20 min, any machine."),
+        ("m-title", GOOD[0][2].replace(REPOSITORY, "bob/old")),
+        ("m-title", GOOD[0][2].replace("20 min", f"{BADGES}\n\n20 min")),
+        ("c-setup", "import labkit as lab"),
+        ("c-setup", setup_code("01", "bob/old")),
+    ],
+)
+def test_fix_writes_badges_and_setup(tmp_path, name, text):
+    wanted = save(tmp_path, good()).read_bytes()
+    notebook = good()
+    source(name, text)(notebook)
+    path = save(tmp_path, notebook)
+    assert form.gate([path], CLAIMS, REPOSITORY) != []
+    assert form.gate([path], CLAIMS, REPOSITORY, fix=True) == []
+    assert path.read_bytes() == wanted
+
+
+def test_fix_makes_no_title_where_there_is_none(tmp_path):
+    notebook = good()
+    source("m-title", "Does it halve? 20 min")(notebook)
+    path = save(tmp_path, notebook)
+    before = path.read_bytes()
+    found = form.gate([path], CLAIMS, REPOSITORY, fix=True)
+    assert {problem.rule for problem in found} == {"badges", "headings"}
+    assert path.read_bytes() == before
+
+
+def test_setup_is_short_and_its_lines_are_no_longer_than_others():
+    lines = setup_code("06", REPOSITORY).splitlines()
+    assert sum(bool(line) for line in lines) <= CODE_LINES
+    assert all(len(line) <= 100 for line in lines)
 
 
 def test_lesson_number_is_that_of_the_file():

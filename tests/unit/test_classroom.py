@@ -260,8 +260,8 @@ def test_hostile_names_and_texts_are_cleaned_shortened_and_escaped(tmp_path):
         (tmp_path / f"{name}.json").write_text(
             text(
                 title="\ud800\u202e" + NASTY,
-                machine={"kind": NASTY, "name": "x" * 10**5, "cores": True, "capacity_bytes": -1,
-                         "versions": {"torch": NASTY, "cuda": ["x"], NASTY: NASTY}},
+                machine={"kind": NASTY, "name": "x" * 200, "cores": True, "capacity_bytes": -1,
+                         "versions": {"torch": NASTY, "cuda": None, NASTY: NASTY}},
                 parameters={NASTY: "\u202e" + NASTY * 1000},
                 runs=(run(name=NASTY, device=NASTY, parameters={NASTY: "y" * 10**5}),),
                 judgements=({"id": CLAIM.id, "verdict": "wrong", "mode": NASTY * 1000,
@@ -383,17 +383,25 @@ def test_a_judgement_of_no_known_mode_leaves_its_file_out(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["measured", "simulated", "recorded", "", None])
-@pytest.mark.parametrize(
-    "measured",
-    [10**4000, 1e308, float("inf"), "0.4", [0.4], {"a": {"b": 1}}, {"a": [1]}, {}, True, -0.0],
-)
-def test_any_measured_value_is_judged_or_not_testable(tmp_path, measured, mode):
+@pytest.mark.parametrize("measured", [1e308, float("inf"), "0.4", {}, {"a": True}, True, -0.0])
+def test_any_plain_measured_value_is_judged_or_not_testable(tmp_path, measured, mode):
     entry = {"id": CLAIM.id, "verdict": "wrong", "measured": measured, "mode": mode}
     record = {**result().to_dict(), "judgements": [entry]}
     (tmp_path / "a.json").write_text(json.dumps(record))
     found = classroom.gather(tmp_path)
     assert list(found.participants[0].records[0].judgements) == [CLAIM.id]
     assert len(classroom_page.page(found)) < 20_000
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [10**4000, [0.4], {"a": {"b": 1}}, {"a": [1]}],
+    ids=["long", "list", "objects", "lists"],
+)
+def test_a_judgement_of_no_plain_value_leaves_its_file_out(tmp_path, measured):
+    entry = {"id": CLAIM.id, "verdict": "wrong", "measured": measured, "mode": "measured"}
+    (tmp_path / "a.json").write_text(json.dumps({**result().to_dict(), "judgements": [entry]}))
+    assert reasons(classroom.gather(tmp_path)) == ["it is not a valid result"]
 
 
 def test_links_pipes_and_folders_that_look_like_files(tmp_path):

@@ -4,11 +4,13 @@ Without a choice it records all three parts: every lesson at GPU size, the accur
 headline runs. It goes on where it was stopped: what the same sources, versions and GPU recorded is
 left alone.
 
-Exit codes: 0 all that was asked for is recorded; 1 something failed; 2 bad input, no GPU, or
-somebody else is recording; 130 Ctrl-C. What this GPU cannot do (pretend to be a larger one) is a
-failure only if it was asked for by name.
+``--check`` reads what is recorded, as continuous integration does with what people send in.
 
-Limits: needs CUDA or ROCm. One GPU, the current one.
+Exit codes: 0 all that was asked for is recorded, or sound; 1 something failed, or is not sound; 2
+bad input, no GPU, or somebody else is recording; 130 Ctrl-C. What this GPU cannot do (pretend to be
+a larger one) is a failure only if it was asked for by name.
+
+Limits: needs CUDA or ROCm, but for ``--check``. One GPU, the current one.
 """
 
 import argparse
@@ -49,10 +51,31 @@ def add_command(commands: Any) -> None:
         "--timeout", default="1800", metavar="SECONDS",
         help="limit for each lesson, each headline and the accuracy matrix (default: 1800)",
     )  # fmt: skip
+    parser.add_argument(
+        "--check", nargs="*", metavar="FOLDER",
+        help="record nothing: say what is wrong with results/<gpu> (all of --out if none is named)",
+    )  # fmt: skip
     parser.set_defaults(action=_record)
 
 
+def _check(folders: Sequence[str], out: str) -> int:
+    """Say of each folder whether it can be taken in."""
+    from labkit.recorded_check import all_problems, problems
+
+    found = {name: problems(name) for name in folders} if folders else all_problems(out)
+    for name, wrong in found.items():
+        for problem in wrong:
+            print(f"{name}: {problem}")
+        if not wrong:
+            print(f"{name}: sound")
+    if not found:
+        print(f"Nothing is recorded in {out}.")
+    return 1 if any(found.values()) else 0
+
+
 def _record(options: argparse.Namespace) -> int:
+    if options.check is not None:
+        return _check(options.check, options.out)
     from labkit import hardware, notebooks
     from labkit.recording import Recorder
     from labkit.this_gpu import gpu_key

@@ -3,14 +3,30 @@ import json
 import math
 import os
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lesson_files import MACHINE, result, run
 
-from labkit import claims, hardware, results, session
+from labkit import (
+    claims,
+    cli,
+    hardware,
+    hosted,
+    recorded_check,
+    recorded_table,
+    results,
+    session,
+    sheet_export,
+)
+from labkit.accuracy import AccuracyTable, Row
+from labkit.headline_records import Entry, Headline, Job
 from labkit.memory import InputError, OutOfMemory
+from labkit.recipes import Recipe
+from labkit.register import Register, digest_of
 from labkit.results import Result
 from labkit.show import cards
 
@@ -19,7 +35,8 @@ from labkit.show import cards
 def begun(monkeypatch):
     """A session of lesson 06, ended afterwards."""
     monkeypatch.setattr(hardware, "machine", lambda: MACHINE)
-    monkeypatch.setattr(cards, "machine_card", lambda machine: None)
+    monkeypatch.setattr(hosted, "host", lambda machine: None)
+    monkeypatch.setattr(cards, "machine_card", lambda machine, for_a_gpu: None)
     session.start("6", title="Checkpointing")
     yield
     session.current.lesson = None
@@ -286,3 +303,197 @@ def test_the_first_of_two_folders_wins(tmp_path, monkeypatch):
 def test_the_lessons_of_the_course_are_known():
     assert {"00", "06", "22"} <= results.known_lessons()
     assert "77" not in results.known_lessons()
+
+
+# --- what people send in -------------------------------------------------------------------------
+
+GPU = {"kind": "cuda", "name": "NVIDIA H200", "capacity_bytes": 140 << 30,
+       "versions": {"driver": "580.1", "cuda": "13.0", "torch": "2.13.0",
+                    "transformers": "5.23.0", "bitsandbytes": "0.50.2"}}  # fmt: skip
+
+
+def gpu_result(**changes):
+    measured = run(mode="measured", device="NVIDIA H200", capacity_bytes=140 << 30)
+    return result(**{"machine": GPU, "runs": (measured,)} | changes)
+
+
+def gpu_headline():
+    recipe = Recipe(batch_size=2, seq_len=32, optimizer="sgd")
+    one = Job(name="stack", shows="all", model="SmolLM2-135M", recipes=(("plain", recipe),))
+    real = run(mode="measured", losses=(3.0, 2.0), step_seconds=(0.5,))
+    return Headline(one, (Entry("plain", recipe, real, run()),), GPU, 12.5,
+                    "2026-01-03T00:00:00+00:00")  # fmt: skip
+
+
+def gpu_table():
+    machine = {key: GPU[key] for key in ("kind", "name", "versions")}
+    return AccuracyTable((Row("4 × 96", 100 << 20, None, 101 << 20),), machine,
+                         "2026-01-04T00:00:00+00:00")  # fmt: skip
+
+
+def write_record(folder, name, record):
+    """As a recorder does: the file, then its line in the register."""
+    text = json.dumps(record if isinstance(record, dict) else record.to_dict(), indent=1)
+    results.write_atomic(folder / name, text)
+    Register(folder).note(name, digest_of(name))
+
+
+@pytest.fixture
+def sent(tmp_path):
+    """The folder of one GPU, as somebody sends it in."""
+    folder = tmp_path / "results" / "h200"
+    write_record(folder, "06.json", gpu_result())
+    write_record(folder, "headline-stack.json", gpu_headline())
+    write_record(folder, "accuracy.json", gpu_table())
+    (folder.parent / "README.md").write_text("# Recorded runs\n")
+    return folder
+
+
+def test_what_the_course_has_recorded_is_sound():
+    found = recorded_check.all_problems(Path(results.PACKAGE.parent, "results"))
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_a_folder_as_it_was_recorded_is_sound(sent, capsys):
+    assert recorded_check.problems(sent) == []
+    assert cli.main(["record", "--check", str(sent)]) == 0
+    assert cli.main(["record", "--check", "--out", str(sent.parent)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{sent}: sound", "h200: sound"]
+
+
+def link(folder):
+    (folder / "07.json").symlink_to("06.json")
+
+
+def too_large(folder):
+    path = folder / "06.json"
+    path.write_text(path.read_text() + " " * recorded_check.LARGEST_RECORD_BYTES)
+
+
+def changed(folder):
+    path = folder / "06.json"
+    path.write_text(path.read_text().replace(str(12 << 20), str(12 << 19)))
+
+
+def unregistered(folder):
+    (folder / "07.json").write_text(json.dumps(gpu_result(lesson="07").to_dict()))
+
+
+def gone(folder):
+    (folder / "06.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: (f / "notes.txt").write_text("hello"), "'notes.txt' is not of those that"),
+        (lambda f: (f / "77.json").write_text("{}"), "'77.json' is not of those that"),
+        (lambda f: (f / "more").mkdir(), "'more' is no plain file"),
+        (lambda f: (f / ".recording.lock").write_text("1"), "a recording goes on"),
+        (lambda f: (f / "recording.json").write_text("{"), "recording.json cannot be read"),
+        (link, "'07.json' is no plain file"),
+        (too_large, "06.json is larger than 1.00 MiB"),
+        (changed, "06.json was changed after it was recorded"),
+        (unregistered, "07.json is not in recording.json"),
+        (gone, "'06.json' is in recording.json, and is not here"),
+    ],
+)
+def test_a_file_that_no_recorder_leaves_is_named(sent, spoil, says, capsys):
+    spoil(sent)
+    assert says in " ".join(recorded_check.problems(sent))
+    assert cli.main(["record", "--check", str(sent)]) == 1
+    assert says in capsys.readouterr().out
+
+
+def with_text(text):
+    return gpu_result(machine={**GPU, "note": text})
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (gpu_result(machine={**GPU, "name": "NVIDIA L4"}), "several GPUs: 'NVIDIA H200'"),
+        (gpu_result(machine={**GPU, "kind": "cpu"}), "it was made on 'cpu'"),
+        (gpu_result(date="2999-01-01T00:00:00"), "its date 2999-01-01T00:00:00 is still to come"),
+        (gpu_result(date="0001-01-01T00:00:00+14:00"), None),  # no crash on the way to UTC
+        (gpu_result(runs=(run(mode="measured", peak_bytes=200 << 30,
+                              by_category={"weights": 200 << 30}),)),
+         "it measured 200 GiB on a GPU of 140 GiB"),
+        (gpu_result(runs=(run(reserved_bytes=1),)), "it reserved fewer bytes than it allocated"),
+        (gpu_result(judgements=({"id": "no-such", "verdict": "wrong", "measured": 1},)), "no-such"),
+        (gpu_result(lesson="07"), "holds a result of lesson '07'"),
+        (with_text("<img src=x onerror=go()>"), "looks like markup"),
+        (with_text("Java\u202egpj.exe"), "characters that cannot be seen"),
+        (with_text("\x1b]0;owned\x07"), "characters that cannot be seen"),
+        (with_text("x" * 3000), "longer than 2000 characters"),
+        ({"schema": 1}, "needs the field"),
+    ],
+)  # fmt: skip
+def test_a_record_that_cannot_be_is_named(sent, record, says):
+    write_record(sent, "06.json", record)
+    found = recorded_check.problems(sent)
+    assert (not found) if says is None else any(says in problem for problem in found)
+    assert all(len(problem) < 3000 for problem in found)  # one lists all claims that there are
+
+
+def test_a_folder_has_the_name_of_its_gpu(sent):
+    wrong = sent.rename(sent.with_name("h100"))
+    assert recorded_check.problems(wrong) == [
+        "the folder of 'NVIDIA H200' is called h200, not h100"]  # fmt: skip
+
+
+def test_a_text_as_deep_as_python_reads_is_looked_at(sent):
+    deep = "<script>"
+    for _ in range(400):
+        deep = [deep]
+    judgement = {"id": "no-such", "verdict": "wrong", "deep": deep}
+    write_record(sent, "06.json", gpu_result(judgements=(judgement,)))
+    assert any("looks like markup" in problem for problem in recorded_check.problems(sent))
+
+
+def test_all_of_results_is_looked_at(sent):
+    (sent.parent / "l4").mkdir()
+    (sent.parent / "notes.txt").write_text("hello")
+    found = recorded_check.all_problems(sent.parent)
+    assert found == {
+        "h200": [], "l4": ["l4 holds no recording"],
+        "notes.txt": ["'notes.txt' is neither a GPU's folder nor README.md"]}  # fmt: skip
+    for folder in ("none", "results/none"):
+        with pytest.raises(InputError, match="there is no folder"):
+            recorded_check.problems(folder)
+        with pytest.raises(InputError, match="there is no folder"):
+            recorded_check.all_problems(folder)
+
+
+def test_nothing_is_recorded_yet(tmp_path, capsys):
+    assert recorded_table.recorded_gpus(tmp_path) == ()
+    assert "yours can be the first" in recorded_table.as_markdown(())
+    section = sheet_export.gpus(SimpleNamespace(gpus=()))
+    assert "yours can be the first" in section._repr_html_()
+    assert "<table" not in section._repr_html_()
+    assert cli.main(["record", "--check", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"Nothing is recorded in {tmp_path}.\n"
+
+
+def test_every_gpu_is_shown_by_name_versions_and_date(sent):
+    older = {**GPU, "name": "A | <b>card</b>", "versions": {"torch": "2.11.0"}}
+    write_record(sent.parent / "card", "06.json", gpu_result(machine=older))
+    newer = gpu_result(machine={**older, "versions": {"torch": "2.13.0"}}, lesson="07",
+                       date="2026-02-01T00:00:00+00:00")  # fmt: skip
+    write_record(sent.parent / "card", "07.json", newer)
+    card, h200 = recorded_table.recorded_gpus(sent.parent)
+    assert card.cells == ("A | <b>card</b>", "2026-01-02 to 2026-02-01", "2", "–", "–",
+                          "torch 2.13.0 (older records: others)")  # fmt: skip
+    assert h200.cells == (
+        "NVIDIA H200", "2026-01-02 to 2026-01-04", "1", "stack", "1 recipes and set-ups",
+        "driver 580.1, cuda 13.0, torch 2.13.0, transformers 5.23.0, bitsandbytes 0.50.2",
+    )  # fmt: skip
+    section = sheet_export.gpus(SimpleNamespace(gpus=(card, h200)))
+    assert section.rows == (card.cells, h200.cells)
+    assert "&lt;b&gt;card" in section._repr_html_()
+    shown = recorded_table.as_html([card, h200])
+    assert "<b>" not in shown
+    assert "A | &lt;b&gt;card" in shown
+    lines = recorded_table.as_markdown([card, h200]).splitlines()
+    assert lines[2].startswith(r"| A \| \<b\>card\</b\> |")
+    assert [line.replace(r"\|", "").count("|") for line in lines] == [7] * 4

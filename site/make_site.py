@@ -1,0 +1,64 @@
+"""Render the executed course as a static site: `make site`.
+
+Takes the notebooks that `labkit run` executed; nothing is executed here, but for the simulations of
+the cheat sheet (about a minute). The site reads the same from a disk as from a server.
+
+Exits with 0; 1 where Sphinx warns of anything; 2 for bad input.
+"""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from course_pages import write_pages
+from sphinx.cmd.build import build_main
+
+from labkit.cheat_sheet import Sheet, build
+from labkit.lessons import RUN_FOLDER
+from labkit.memory import InputError
+
+HERE = Path(__file__).resolve().parent
+OUT = Path("build", "site")
+#: Sphinx writes it; a folder without it is not a site of ours to replace.
+_MARK = "objects.inv"
+
+
+def make(course: Path, out: Path, sheet: Sheet) -> int:
+    """Render the run in ``course`` into ``out``; Sphinx's exit code.
+
+    Raises:
+        InputError: ``course`` holds no lesson that passed, or ``out`` is not empty and no site.
+        OSError: something cannot be written.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
+        raise InputError(f"{out} holds something else than a site; name another folder")
+    pages = out.with_name(f"{out.name}-pages")
+    lessons = write_pages(course, pages, sheet)
+    shutil.rmtree(out, ignore_errors=True)
+    trees = out.with_name(f"{out.name}-trees")
+    code = build_main(["-q", "-E", "-W", "--keep-going", "-n", "-d", str(trees), "-c", str(HERE),
+                       str(pages), str(out)])  # fmt: skip
+    if code == 0:
+        print(f"Site: {(out / 'index.html').resolve()} ({len(lessons)} lessons)")
+    return code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Render the executed course as a static site.")
+    parser.add_argument("--course", type=Path, default=RUN_FOLDER, help="of a `labkit run`")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        if not options.course.is_dir():
+            raise InputError(f"there is no folder {options.course}; `labkit run` makes it")
+        print("Simulating the cheat sheet …", file=sys.stderr)
+        return make(options.course, options.out, build(run=options.course))
+    except (InputError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

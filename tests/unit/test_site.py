@@ -1,0 +1,151 @@
+"""The pages of the site before Sphinx renders them; how the site is built and published."""
+
+import re
+import subprocess
+from dataclasses import replace
+
+import nbformat
+import pytest
+import yaml
+
+from labkit import results, sheet_export
+from labkit.memory import InputError
+from tests.unit.lesson_files import MACHINE, result
+from tests.unit.site_course import (
+    EVIL,
+    HOSTILE,
+    PLAIN,
+    ROOT,
+    SECTION,
+    SHEET,
+    site_modules,
+    write_course,
+)
+
+with site_modules():
+    import course_pages
+
+
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """A function that writes the pages of the small course; returns their folder."""
+    monkeypatch.setattr(sheet_export, "sections", lambda sheet: (SECTION,))
+    write_course(tmp_path / "course")
+
+    def write():
+        folder = tmp_path / "pages"
+        assert course_pages.write_pages(tmp_path / "course", folder, SHEET) == [PLAIN, HOSTILE]
+        return folder
+
+    return write
+
+
+def test_every_markdown_file_for_people_is_a_page_that_the_sidebar_lists(pages):
+    folder = pages()
+    home = (folder / "index.md").read_text()
+    listed = set(re.findall(r"^(?:.* <)?([\w/.-]+)>?$", home[home.index("```{toctree}") :], re.M))
+    there = {path.relative_to(folder).with_suffix("").as_posix()
+             for path in [*folder.rglob("*.md"), *folder.glob("notebooks/*.ipynb")]}  # fmt: skip
+    assert there - {"index"} == listed & there
+    for name in (
+        "docs/CLUSTER",
+        "docs/ARCHITECTURE",
+        "CHANGELOG",
+        "CONTRIBUTING",
+        "verdicts",
+        "cheat-sheet",
+        "results/README",
+        "workshop/syllabus-2h",
+        f"notebooks/{PLAIN}",
+    ):
+        assert name in listed  # fmt: skip
+    assert f"06 Gradient checkpointing <notebooks/{HOSTILE}>" in home
+
+
+def test_the_home_page_is_the_readme(pages):
+    home = (pages() / "index.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert home.startswith(readme[:500])
+    assert "## Lessons" in home
+
+
+def test_a_lesson_keeps_what_can_be_shown_and_says_where_it_ran(pages):
+    book = nbformat.read(pages() / "notebooks" / f"{HOSTILE}.ipynb", as_version=4)
+    assert book.cells[0].source.startswith("# 06 Gradient checkpointing: How much?\n")
+    assert "Executed 2026-01-02 on Test CPU, torch 2.13.0." in book.cells[1].source
+    assert f"blob/main/notebooks/{HOSTILE}.ipynb" in book.cells[1].source
+    kinds = {kind for cell in book.cells for out in cell.get("outputs", [])
+             for kind in out.get("data", {})}  # fmt: skip
+    assert kinds == {"text/html", "text/plain"}
+    assert set(book.metadata) == {"language_info"}
+    [drawn] = [cell for cell in book.cells if cell.source == "draw()"]
+    assert "held by a widget" in str(drawn.outputs)
+    assert "the course](../index.md#lessons)" in str(book.cells)
+
+
+def test_the_notebook_to_download_is_the_source(pages):
+    download = pages() / "downloads" / f"{HOSTILE}.ipynb"
+    assert download.read_bytes() == (ROOT / "notebooks" / download.name).read_bytes()
+
+
+def test_where_nobody_has_recorded_it_says_so(pages, monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "result_folders", lambda: [tmp_path / "none"])
+    folder = pages()
+    for page in ("results/README.md", "verdicts.md"):
+        text = (folder / page).read_text()
+        assert "No GPU has recorded yet: yours can be the first." in text
+        assert "CONTRIBUTING.md#add-your-gpu" in text
+
+
+def test_a_recorded_gpu_is_shown_by_name_versions_and_date(pages, monkeypatch, tmp_path):
+    machine = {**MACHINE, "name": f"NVIDIA {EVIL}", "versions": {"driver": "580.1"}}
+    results.save(replace(result(), machine=machine), tmp_path / "recorded" / "h200" / "06.json")
+    monkeypatch.setattr(results, "result_folders", lambda: [tmp_path / "recorded"])
+    folder = pages()
+    text = (folder / "results/README.md").read_text()
+    assert "NVIDIA &lt;script&gt;" in text
+    assert "driver 580.1" in text
+    assert "2026-01-02" in text
+    assert "<script" not in text + (folder / "verdicts.md").read_text()
+    assert "### h200" in (folder / "verdicts.md").read_text()
+
+
+def test_a_run_without_a_lesson_that_passed_makes_no_site(tmp_path):
+    with pytest.raises(InputError, match="there is no folder"):
+        course_pages.write_pages(tmp_path / "none", tmp_path / "pages", SHEET)
+    write_course(tmp_path / "course")
+    for name in (PLAIN, HOSTILE):
+        (tmp_path / "course" / f"{name}.json").unlink()
+    with pytest.raises(InputError, match=r"no lesson in .* has passed"):
+        course_pages.write_pages(tmp_path / "course", tmp_path / "pages", SHEET)
+
+
+def test_a_page_that_no_chapter_lists_is_an_error():
+    with pytest.raises(InputError, match="no chapter of the site lists elsewhere/page"):
+        course_pages._home([], ["elsewhere/page.md"])
+
+
+def test_what_a_machine_is_called_is_no_markup():
+    assert course_pages._plain("a_b <b> [c](d) $x$") == r"a\_b \<b\> \[c\]\(d\) \$x\$"
+
+
+def test_make_site_executes_what_is_missing_then_renders():
+    done = subprocess.run(["make", "-n", "site"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run, render = done.stdout.splitlines()[-2:]
+    assert "labkit run --resume --out build/course" in run
+    assert "site/make_site.py" in render
+
+
+def test_the_workflow_publishes_with_the_least_that_it_needs():
+    text = (ROOT / ".github/workflows/site.yml").read_text()
+    flow = yaml.safe_load(text)
+    assert flow["permissions"] == {"contents": "read"}
+    build, publish = flow["jobs"]["build"], flow["jobs"]["publish"]
+    assert "permissions" not in build
+    assert publish["permissions"] == {"pages": "write", "id-token": "write"}
+    assert publish["needs"] == "build"
+    assert not any("run" in step for step in publish["steps"])
+    uses = [step["uses"] for job in (build, publish) for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name) for name in uses)
+    assert any("make site" in step.get("run", "") for step in build["steps"])

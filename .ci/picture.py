@@ -1,0 +1,52 @@
+"""Draw README's picture: what each move of the order of adoption leaves of one job's peak.
+
+Simulates (a minute on two cores), writes docs/adoption.png and puts its description into README.md.
+
+Usage: `make picture`.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+
+from labkit.memory import Run
+from labkit.results import write_atomic
+from labkit.sheet_figures import CommonJob, simulated
+from labkit.sheet_order import order_of_adoption
+from labkit.show.picture import DPI, STYLE, Picture
+from labkit.show.plots import draw_bars
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGE = "docs/adoption.png"
+
+
+def runs(job: CommonJob) -> dict[str, Run]:
+    """The plain job, and it with each move on top of the earlier ones, by what to call them."""
+    plain = simulated(job.model, job.card.key, job.recipe)
+    named = {"plain training": plain.run}
+    for move in order_of_adoption(job):
+        named["+ " + move.name.replace(" + ", ", ")] = move.after.run
+    return {name: replace(run, reserved_bytes=None) for name, run in named.items()}
+
+
+def draw(job: CommonJob) -> Picture:
+    """The bars, with the card's budget as a line."""
+    named = runs(job)
+    title = f"{job.model}, one training step: what each technique leaves of the peak"
+    return draw_bars(named.values(), labels=list(named), title=title)
+
+
+def main() -> None:
+    picture = draw(CommonJob())
+    with mpl.rc_context(STYLE):
+        picture.savefig(ROOT / IMAGE, dpi=DPI * 2, metadata={"Software": None})
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    line = f"![{picture.alt}]({IMAGE})"
+    write_atomic(readme, re.sub(rf"!\[[^\]]*\]\({re.escape(IMAGE)}\)", lambda _: line, text))
+
+
+if __name__ == "__main__":
+    main()

@@ -64,7 +64,9 @@ class Prediction:
         self.value: float | None = None
         layout = {"width": "220px"}
         example = f"a number of {unit}" if unit else "a number"
-        self.field = ipywidgets.Text(placeholder=example, layout=layout)
+        # Sent as a whole when the field is left: letter by letter, the last ones can arrive after
+        # the click on the button.
+        self.field = ipywidgets.Text(placeholder=example, layout=layout, continuous_update=False)
         self.field.tooltip = question  # its name for those who hear the page
         self.button = ipywidgets.Button(
             description="Commit my prediction", button_style="primary", layout=layout

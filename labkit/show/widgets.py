@@ -85,7 +85,9 @@ class Explorer:
         self.runs: list[Run] = []
         self._settings: list[dict[str, Any]] = []
         self._running = False
-        self._still: Any = None  # the picture outside the widgets, until the first click
+        # The picture outside the widgets, until the first click; a page that was opened again
+        # meanwhile keeps it, as it does not know its display id.
+        self._still: Any = None
         self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
         self.clear_button = ipywidgets.Button(description="Clear", icon="trash")
         self.message = ipywidgets.HTML()

@@ -106,9 +106,9 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
 
 @pytest.fixture(scope="module")
 def lesson_page(browser: Any, lab_server: LabServer) -> Iterator[LabPage]:
-    """Lesson 00 in JupyterLab with all of its cells run; the same kernel for all modules."""
+    """Lesson 00 in JupyterLab, all of its cells run on this page; one kernel for all modules."""
     with LabPage.opened(browser, lab_server, "00_start_here.ipynb") as lesson:
-        lesson.run_all_once()
+        lesson.run_all()
         yield lesson
 
 

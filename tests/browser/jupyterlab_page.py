@@ -65,15 +65,22 @@ class LabPage:
         for name in (menu, item):
             self.page.get_by_role("menuitem", name=name, exact=True).click()
 
-    def run_all_once(self) -> None:
-        """Run all cells, unless an earlier page on the same server has, and save."""
-        code = [cell for cell in self.saved()["cells"] if cell["cell_type"] == "code"]
-        if all(cell["execution_count"] for cell in code):
-            return
+    def run_all(self) -> None:
+        """Run all cells and save.
+
+        Also where an earlier page has: a picture that is replaced later is replaced only on the
+        page on which it was shown.
+        """
+        before = max(self.counts())
         self.menu("Run", "Run All Cells")
         self.wait()
         self.page.keyboard.press("Control+s")
-        self.until(lambda: all(c.get("execution_count", 1) for c in self.saved()["cells"]))
+        self.until(lambda: min(self.counts()) > before)
+
+    def counts(self) -> list[int]:
+        """How many cells the kernel had run with each code cell, as saved; 0 for none."""
+        cells = self.saved()["cells"]
+        return [cell["execution_count"] or 0 for cell in cells if cell["cell_type"] == "code"]
 
     def wait(self) -> None:
         """Until the kernel has nothing to do, and for a moment more: it pauses between cells."""

@@ -35,8 +35,9 @@ def test_the_server_listens_here_only_and_asks_for_its_token(lab_server):
 
 
 def test_all_cells_run_without_an_error(lesson_page):
+    counts = lesson_page.counts()
+    assert counts == list(range(counts[0], counts[0] + len(counts)))
     code = [cell for cell in lesson_page.saved()["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]

@@ -57,7 +57,7 @@ NAMES = {lesson.name for lesson in LESSONS}
 def prose(lesson, **options):
     """A lesson's Markdown as HTML, as the report has it."""
     cells = nbformat.read(lesson.path, as_version=4).cells
-    written = [report._markdown(cell.source) for cell in cells if cell.cell_type == "markdown"]
+    written = [report.markdown(cell.source) for cell in cells if cell.cell_type == "markdown"]
     return mend("".join(written), **options)
 
 

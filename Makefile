@@ -51,10 +51,10 @@ app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this mac
 
 # Unit tests and lessons run two at a time, each on one thread: two processes with two threads each get
 # in each other's way on two cores. The seconds that lessons measure here are nobody's figures.
-test: test-fast $(MORE) ## Check everything: lint, notebook form, unit tests, all lessons, pages, a hub
+test: test-fast ## Check everything: lint, notebook form, unit tests, all lessons, pages, a hub
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "lessons or browser or hub" $(SLOWEST)
 
-test-fast: lint form ## The same without executing the lessons, a browser and a hub
+test-fast: lint form $(MORE) ## The same without executing the lessons, a browser and a hub
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not (lessons or browser or hub)" -n 2 --dist loadfile \
 		$(SLOWEST)
 

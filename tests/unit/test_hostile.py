@@ -749,6 +749,19 @@ def test_the_calculator_listens_to_this_machine_only_and_has_a_token():
 
 # --- what `make .venv` installs -------------------------------------------------------------------
 
+
+def test_make_installs_by_hash():
+    """Every package but torch, whose builds differ, and labkit itself, which lies here."""
+    command = ["make", "-n", "-B", ".venv", "CONSTRAINTS=constraints.txt"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if "pip install" in line]
+    lines = [line for line in lines if "apt-get" not in line]
+    other = [line for line in lines if "--require-hashes --no-deps" not in line]
+    assert len(lines) - len(other) >= 2
+    assert [line.split("--quiet ")[1].split()[0] for line in other] == ['"$(grep', "--no-deps"]
+    assert other[1].endswith("--no-deps -e .")
+
+
 LOCKED = sorted((ROOT / ".ci" / "locked").glob("*.txt"))
 HASHED = re.compile(
     r"([a-z0-9-]+)==([0-9][0-9a-z.]*)( ; [^\\]+)? \\\n"  # name, version, marker

@@ -18,7 +18,7 @@ from typing import Any
 
 import nbformat
 
-from labkit.lessons import declared_parameters
+from labkit.lessons import declared_parameters, is_of_its_type
 from labkit.memory import InputError, shown
 from labkit.readable import NO_ALT, lacks
 from labkit.results import RESULT_MIME, Result
@@ -97,7 +97,7 @@ def _is_output(value: Any) -> bool:
         nbformat.validate(value, ref="output", version=4, relax_add_props=True)
     except Exception:  # jsonschema's errors, and Python's for what is no object at all
         return False
-    return True
+    return is_of_its_type(value.get("data", {}))
 
 
 def _code_cells(notebook: Any) -> Iterator[tuple[int, Any]]:
@@ -223,7 +223,9 @@ def _unreadable(notebook: Any) -> list[str]:
 
 def _is_mute(kind: str, notes: Any) -> bool:
     """Whether an output of this MIME type is a picture without an alternative text."""
-    return kind.startswith("image/") and not (notes.get("alt") or notes.get(kind, {}).get("alt"))
+    own = notes.get(kind)
+    described = notes.get("alt") or (isinstance(own, Mapping) and own.get("alt"))
+    return kind.startswith("image/") and not described
 
 
 def _text(text: str | list[str]) -> str:

@@ -27,6 +27,7 @@ MOST_TEXT = 1000
 MOST_BYTES = 100 * MIB
 #: Where `labkit run` writes unless told otherwise.
 RUN_FOLDER = Path("build", "course")
+_JSON_MIME = re.compile(r"application/(.*\+)?json")
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def read_notebook(path: Path) -> Any:
             raise InputError(f"it is larger than {format_bytes(MOST_BYTES)}")
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook, relax_add_props=True)  # reading only logs what is wrong
-        _check_metadata(notebook)
+        _check_contents(notebook)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     # nbformat raises its own errors, ValueError, KeyError or AttributeError, as the file has it
@@ -155,8 +156,23 @@ def read_notebook(path: Path) -> Any:
     return notebook
 
 
-def _check_metadata(notebook: Any) -> None:
-    """Refuse what papermill never writes and no schema forbids: we look into it."""
+def is_of_its_type(bundle: Mapping[str, Any]) -> bool:
+    """Whether what stands under each MIME type is text, in one piece or in lines, or JSON."""
+    return all(
+        _JSON_MIME.fullmatch(kind)
+        or isinstance(value, str)
+        or (isinstance(value, list) and all(isinstance(line, str) for line in value))
+        for kind, value in bundle.items()
+    )
+
+
+def _check_contents(notebook: Any) -> None:
+    """Refuse what no Jupyter program writes and the schema, relaxed, lets pass: we look into it."""
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    bundles = [output.get("data", {}) for output in shown]
+    bundles += [each for cell in notebook.cells for each in cell.get("attachments", {}).values()]
+    if not all(is_of_its_type(bundle) for bundle in bundles):
+        raise InputError("what an output or an attachment shows must be text or JSON")
     parts = [notebook, *notebook.cells]
     written = [part.metadata.get("papermill", {}) for part in parts]
     written += [entry.get("parameters", {}) for entry in written if isinstance(entry, Mapping)]

@@ -123,6 +123,7 @@ def sharded(device, batch_size=8, width=64, layers=3, offload=False, mixed=False
 
 
 def recipe(device, record, layers=3, tied=True):
-    """A recipe, as JSON, on a thin Llama."""
+    """A recipe, as JSON, on a thin Llama; each rank has weights and rows of its own."""
+    torch.manual_seed(dist.get_rank())
     config = models.config("SmolLM2-tiny", layers=layers, vocab_size=256, tie_word_embeddings=tied)
     yield from Recipe.from_dict(json.loads(record)).experiment(config)(device)

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import nbformat
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lesson_files import MACHINE, notebook, result, run
 from nbformat.v4 import new_output
@@ -564,13 +564,11 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("any")
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["a.json", "a.ipynb", "a.zip"]), st.binary(max_size=200))
 def test_any_bytes_are_read_or_named(scratch, name, data):
     survives(scratch, name, data)
 
 
-@settings(deadline=None)
 @given(flips, st.integers(0, len(ZIP)))
 def test_any_damage_to_a_zip_is_survived(scratch, changes, length):
     data = bytearray(ZIP)
@@ -595,7 +593,6 @@ places = [(key,) for key in full] + [
 ]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(places), json_values, st.booleans())
 def test_any_json_in_any_field_is_read_or_named(scratch, place, value, in_notebook):
     record = json.loads(json.dumps(full))

@@ -173,7 +173,7 @@ def size_of(kind, **changes):
     return tensor_bytes(estimate(config, gpu="a100-80gb", **{"seq_len": 32, **kind, **changes}))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20)
 @given(
     kind=KINDS,
     grows=st.sampled_from(["batch_size", "seq_len", "layers"]),
@@ -186,7 +186,7 @@ def test_estimates_never_fall_when_a_job_grows(kind, grows, small, more):
     assert size_of(kind, **{grows: small}) <= size_of(kind, **{grows: small + more})
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6)
 @given(
     rank=st.integers(1, 32),
     more=st.integers(1, 32),

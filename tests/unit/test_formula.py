@@ -83,7 +83,7 @@ def test_a_model_is_measured_once_and_a_changed_one_anew():
 # --- what is computed -----------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     batch=st.integers(1, 64),
     seq=st.integers(1, 8192),

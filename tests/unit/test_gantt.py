@@ -97,7 +97,7 @@ def test_a_number_is_written_only_where_its_span_has_room():
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60), st.floats(1e-7, 1e4))
 def test_any_names_and_times_are_drawn(chart, row, kind, seconds):
     figure = gantt({chart: {row: [(kind, 0.0, seconds, chart)]}}, title=HOSTILE, source=HOSTILE)

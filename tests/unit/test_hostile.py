@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 from bs4 import BeautifulSoup, Comment
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyter_server.auth.identity import PasswordIdentityProvider
 from lesson_files import MACHINE, notebook, result, run
@@ -56,6 +56,7 @@ from labkit.lessons import (
 from labkit.memory import GIB, InputError, OutOfMemory
 from labkit.model_source import find_config
 from labkit.outcomes import Outcome
+from labkit.readable import NO_ALT
 from labkit.recipes import Recipe
 from labkit.results import RESULT_MIME, Result
 from labkit.safe_html import sanitise
@@ -65,7 +66,6 @@ from labkit.snapshot import read_snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 DATE = "2026-01-02T03:04:05+00:00"
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # --- records: a sound one, changed anywhere -------------------------------------------------------
 
@@ -149,7 +149,6 @@ def used(found):
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-@PATIENT
 @given(changed(sound_record()))
 def test_a_result_changed_anywhere_is_read_or_refused_and_what_is_read_can_be_used(record):
     found = read_or_refused(Result.from_dict, record)
@@ -165,7 +164,6 @@ def headline_record():
     return json.loads(json.dumps(Headline(job, (entry,), MACHINE, 1.0, DATE).to_dict()))
 
 
-@PATIENT
 @given(changed(headline_record()))
 def test_a_headline_changed_anywhere_is_read_or_refused(record):
     found = read_or_refused(Headline.from_dict, record)
@@ -180,7 +178,6 @@ def accuracy_record():
     return json.loads(json.dumps(accuracy.AccuracyTable(rows, MACHINE, DATE).to_dict()))
 
 
-@PATIENT
 @given(changed(accuracy_record()))
 def test_an_accuracy_table_changed_anywhere_is_read_or_refused(record):
     found = read_or_refused(accuracy.AccuracyTable.from_dict, record)
@@ -189,7 +186,6 @@ def test_an_accuracy_table_changed_anywhere_is_read_or_refused(record):
         json.dumps(found.to_dict())
 
 
-@PATIENT
 @given(changed({"schema": 1, "files": {"06.json": {"made_by": "a", "sha256": "b"}}}))
 def test_a_register_changed_anywhere_is_read_or_begun_anew(tmp_path_factory, record):
     folder = tmp_path_factory.mktemp("gpu")
@@ -220,7 +216,6 @@ def test_what_is_no_number_is_never_judged_and_never_raises(value):
     assert len(sentence) < 200
 
 
-@PATIENT
 @given(st.sampled_from(sorted(claims.all_claims())), hostile, hostile)
 def test_anything_measured_gets_a_verdict(claim, measured, mode):
     mode = mode if isinstance(mode, str) else None
@@ -358,7 +353,6 @@ PIECES = st.sampled_from(
 )
 
 
-@PATIENT
 @given(st.lists(PIECES | st.text("<>/!-=\"'&;#x0\n [](?svgmathstyle", max_size=8), max_size=20))
 def test_nothing_made_of_their_pieces_gets_through(pieces):
     clean = sanitise("".join(pieces))
@@ -408,7 +402,6 @@ KINDS = {"int": 1, "int | None": 1, "float": 1.0, "bool": True, "str": "a", "lis
          "dict": {"a": 1}, "list[str]": ["a"], "tuple": (1,), "set": {1}}  # fmt: skip
 
 
-@PATIENT
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(ODD_TEXTS) | st.text() | st.text("[]{}'1,-"))
 def test_no_value_of_a_parameter_becomes_code(kind, text):
     """What papermill would write is one assignment of a literal, and it is the value again."""
@@ -459,7 +452,40 @@ def executed_notebook():
     return json.loads(nbformat.writes(book))
 
 
-@settings(PATIENT, max_examples=30)  # each is validated and rendered
+@pytest.mark.parametrize("value", [None, 1, ["a", 1], {"a": "b"}])
+def test_what_is_shown_is_text(tmp_path, value):
+    path = tmp_path / "06_any.ipynb"
+    for where in ("output", "attachment", "widget"):
+        record = executed_notebook()
+        state = record["metadata"]["widgets"][WIDGET_STATE]["state"]["out"]["state"]
+        odd = {"output_type": "display_data", "metadata": {}, "data": {"text/html": value}}
+        if where == "output":
+            record["cells"][2]["outputs"].append(odd)
+        elif where == "attachment":
+            record["cells"][0]["attachments"]["b.png"] = {"image/png": value}
+        else:
+            state["outputs"].append(odd)
+        path.write_text(json.dumps(record))
+        book = read_or_refused(read_notebook, path)
+        assert (book is None) == (where != "widget")
+        if book is not None:  # a widget's state has no schema: what is none is left out
+            assert not any("widget" in problem for problem in check_notebook(book, lesson="06"))
+
+
+def test_notes_of_a_picture_may_be_anything(tmp_path):
+    path = tmp_path / "06_any.ipynb"
+    record = executed_notebook()
+    odd = {
+        "output_type": "display_data",
+        "metadata": {"image/png": "a"},
+        "data": {"image/png": "A"},
+    }
+    record["cells"][2]["outputs"].append(odd)
+    path.write_text(json.dumps(record))
+    assert any(NO_ALT in problem for problem in check_notebook(read_notebook(path), lesson="06"))
+
+
+@settings(max_examples=30)  # each is validated and rendered
 @given(changed(executed_notebook()))
 def test_a_notebook_changed_anywhere_is_refused_or_checked_and_shown(tmp_path_factory, record):
     path = tmp_path_factory.getbasetemp() / "06_any.ipynb"
@@ -513,7 +539,6 @@ def test_parts_that_events_share_are_no_offence(tmp_path):
 INSTRUCTIONS = [code.code.encode("latin-1") for code in pickletools.opcodes]
 
 
-@PATIENT
 @given(st.lists(st.sampled_from(INSTRUCTIONS) | st.binary(max_size=3), max_size=30))
 def test_any_instructions_are_read_or_refused(tmp_path_factory, codes):
     path = tmp_path_factory.getbasetemp() / "any.pickle"
@@ -565,7 +590,7 @@ def shown_by(texts):
     yield report.verdict_table([result(judgements=(record,))])
 
 
-@settings(PATIENT, max_examples=40)
+@settings(max_examples=40)
 @given(st.tuples(MARKUP, MARKUP, MARKUP))
 def test_other_peoples_words_are_text_on_every_card_and_table(texts):
     plain = [re.sub(r"[<>&\"'=/]", "x", text) for text in texts]
@@ -705,7 +730,7 @@ def test_no_code_of_others_is_ever_asked_for(folder):
 # --- scripts that are written for people ----------------------------------------------------------
 
 
-@settings(PATIENT, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.text("\"'\\{}()#;$`%&|!<> ab", min_size=1, max_size=20).filter(str.strip), st.integers(1, 2)
 )

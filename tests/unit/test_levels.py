@@ -84,7 +84,7 @@ def test_rounding_errors_by_hand():
 
 @given(st.lists(finite, min_size=1, max_size=9), st.lists(finite, min_size=1, max_size=9))
 @example([0.0], [0.0])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_level_is_nearer_than_the_one_rounded_to(line, values):
     line, values = np.unique(line), np.array(values)
     errors = np.abs(values[:, None] - line[None, :]).min(axis=1)

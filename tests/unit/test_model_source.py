@@ -297,8 +297,7 @@ def records(draw) -> dict:
 def test_any_config_is_accepted_or_refused_in_a_sentence(capfd):
     outcomes = {"accepted": 0, "refused": 0}
 
-    @settings(max_examples=10_000, deadline=None, derandomize=True, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
     @given(record=records())
     def try_record(record):
         try:
@@ -364,8 +363,7 @@ def tiny_recipes(draw) -> Recipe:
 def test_any_recipe_on_any_small_model_is_simulated_or_refused():
     outcomes = {"simulated": 0, "refused": 0}
 
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(max_examples=200, suppress_health_check=list(HealthCheck))
     @given(record=tiny_models(), recipe=tiny_recipes(), card=st.sampled_from(gpus()),
            steps=st.sampled_from([1, 1, 2]))  # fmt: skip
     def try_recipe(record, recipe, card, steps):

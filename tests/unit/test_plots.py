@@ -151,7 +151,7 @@ def test_awkward_bars_fit_their_figure(runs):
     assert_legend_free(figure)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     sizes=st.lists(st.integers(0, 1 << 50), min_size=1, max_size=4),
     capacity=st.none() | st.integers(1, 1 << 50),

@@ -257,7 +257,7 @@ def test_any_record_is_accepted_or_refused_in_a_sentence():
     assert min(outcomes.values()) > 1000  # a fair mixture
 
 
-@settings(max_examples=10_000, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10_000)
 @given(record=WITH_UNKNOWN, card=st.sampled_from(gpus()))
 def try_records(outcomes, record, card):
     try:

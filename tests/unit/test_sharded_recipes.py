@@ -60,7 +60,7 @@ def test_simulated_as_two_real_ranks(settings, tied):
     for run in real:
         assert run.sent_bytes == fake.sent_bytes > 0
         assert run.bytes_of("optimizer") == fake.bytes_of("optimizer")
-        assert run.losses[-1] < 6  # random bytes would give 5.5, and a broken model far more
+        assert run.losses[-1] < 6, run.losses  # guessing costs log(256) = 5.5, a broken model more
     assert real[0].losses != real[1].losses  # each has rows of its own
 
 

@@ -64,7 +64,7 @@ def test_undecodable_and_local_files_are_left_out(tmp_path, monkeypatch):
     seed=st.integers(-5, 5),
     split=st.sampled_from(text.SPLITS),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_batches_are_pieces_of_the_corpus(batch_size, seq_len, seed, split):
     [batch] = first(batch_size=batch_size, seq_len=seq_len, seed=seed, split=split)
     assert batch.shape == (batch_size, seq_len)

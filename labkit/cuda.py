@@ -7,6 +7,7 @@ Limits: the current device only. Recording history and writing snapshots are pri
 PyTorch (``torch.cuda.memory._record_memory_history``, ``_dump_snapshot``) and may change.
 """
 
+import ctypes
 import gc
 import sys
 import traceback
@@ -126,7 +127,8 @@ def free_memory() -> None:
     """Let go of everything that only a finished error or the cache still holds.
 
     After an exception the interpreter and Jupyter keep its traceback, and with it every tensor in
-    every frame. This forgets it, collects garbage and returns cached blocks to the driver.
+    every frame. This forgets it, collects garbage and returns cached blocks to the driver, and on
+    Linux what glibc's heap keeps of freed host memory to the system.
 
     Limits: tensors that you hold by name, or in Jupyter's ``Out``, stay. Call it outside the
     ``except`` block: inside, the exception in hand still counts.
@@ -141,6 +143,10 @@ def free_memory() -> None:
         shell.last_execution_result = None
     gc.collect()
     cuda_memory.empty_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
 
 
 def _shell() -> Any:

@@ -2,9 +2,11 @@
 
 import re
 
+import psutil
 import pytest
 
 from labkit import cli, lessons, outcomes
+from labkit.memory import GIB
 
 pytestmark = pytest.mark.lessons
 LESSONS = [lessons.lesson_at(path) for path in sorted(lessons.default_folder().glob("*.ipynb"))]
@@ -34,6 +36,14 @@ def test_its_result_is_valid_and_possible(folder, lesson):
     assert result.broken_invariants() == []
     assert result.lesson == lesson.number
     assert result.parameters.keys() >= {"batch_size", "precision", "seed"}
+
+
+@pytest.mark.skipif(psutil.virtual_memory().total < 5 * GIB, reason="needs 5 GiB of memory")
+def test_where_there_is_memory_lesson_14_trains_all_weights_too(folder):
+    [path] = folder.glob("14_*.ipynb")
+    [cell] = [cell for cell in lessons.read_notebook(path).cells if cell.id == "14-plot-3"]
+    curves = cell.outputs[0].data["text/plain"]
+    assert "all weights: from" in curves, curves
 
 
 def test_the_report_shows_every_lesson_and_fetches_nothing(folder):

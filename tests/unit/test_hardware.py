@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import pickle
+import platform
 import struct
 import subprocess
 import sys
@@ -643,6 +644,30 @@ def test_free_memory_forgets_the_last_exception(no_cuda):
     assert tensors[0]() is None
     assert not hasattr(sys, "last_value")
     hardware.free_memory()  # nothing left to forget
+
+
+_FRAGMENTED = """
+import psutil, torch, labkit as lab
+own = psutil.Process()
+lab.free_memory()
+clean = own.memory_info().rss
+torch.empty(24 << 20, dtype=torch.uint8)  # from now on glibc takes blocks this large from its heap
+held = [torch.ones(60_000, dtype=torch.uint8) for _ in range(4000)]
+last = held.pop()
+del held
+kept = own.memory_info().rss - clean
+lab.free_memory()
+print(kept, own.memory_info().rss - clean)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's heap")
+def test_free_memory_hands_the_heap_back():
+    """Blocks below one that lives stay with glibc, some hundred MiB of them."""
+    done = subprocess.run([sys.executable, "-c", _FRAGMENTED], capture_output=True, text=True)
+    kept, left = map(int, done.stdout.split())
+    assert kept > 200e6
+    assert left < 20e6
 
 
 def test_free_memory_clears_jupyter(no_cuda, monkeypatch):

@@ -29,6 +29,9 @@ REVEAL_VERSION := 5.2.1
 
 # Lessons to run, by number or name: `make course LESSONS="01 06"`. Empty means all there are.
 LESSONS ?=
+ifeq ($(origin LESSON),command line)
+$(error Did you mean LESSONS="$(LESSON)"?)
+endif
 
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test test-fast: export HF_HUB_OFFLINE = 1

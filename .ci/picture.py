@@ -6,7 +6,6 @@ Usage: `make picture`.
 """
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -28,7 +27,7 @@ def runs(job: CommonJob) -> dict[str, Run]:
     named = {"plain training": plain.run}
     for move in order_of_adoption(job):
         named["+ " + move.name.replace(" + ", ", ")] = move.after.run
-    return {name: replace(run, reserved_bytes=None) for name, run in named.items()}
+    return named
 
 
 def draw(job: CommonJob) -> Picture:

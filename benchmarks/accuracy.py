@@ -205,7 +205,9 @@ def _size(nbytes: int | None, none: str = "no fit") -> str:
 
 
 def _per_cent(value: float | None, sign: str = "+") -> str:
-    return "–" if value is None else f"{value:{sign}.3f} %"
+    if value is None:
+        return "–"
+    return f"{value:{sign}.3f} %" if round(value, 3) else "0.000 %"
 
 
 # --- files and the command line -------------------------------------------------------------------

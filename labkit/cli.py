@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         if arguments and not arguments[0].startswith("-"):
             arguments[0] = one_of(arguments[0], COMMANDS, "command")

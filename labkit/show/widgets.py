@@ -255,8 +255,9 @@ def _control(name: str, choices: list[Any]) -> Any:
         "layout": {"width": "auto", "max_width": "640px"},
     }
     if all(isinstance(c, numbers.Real) and not isinstance(c, bool) for c in choices):
+        rising = sorted(options, key=lambda option: option[1])
         slider = ipywidgets.SelectionSlider(
-            options=options, value=choices[0], continuous_update=False, **look
+            options=rising, value=choices[0], continuous_update=False, **look
         )
         slider.tooltip = name  # without one, ipywidgets 8 shows the word "null"
         return slider

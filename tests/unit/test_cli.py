@@ -1,5 +1,6 @@
 """The command line: exit codes and sentences. Executing lessons is tested in test_runner."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,11 +33,18 @@ def refused(capsys, *arguments):
     return printed.err
 
 
+def test_without_a_command_it_lists_them(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(re.search(rf"^    {name}\s", printed, re.MULTILINE) for name in cli.COMMANDS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["rnu"], "unknown command 'rnu'. Did you mean 'run'?"),
-        ([], "COMMAND"),
         (["run", "--jbos", "2"], "--jbos"),
         (["run", "LESSON", "--jobs", "0"], "--jobs must be from 1 to"),
         (["run", "LESSON", "--jobs", "two"], "--jobs must be a whole number of at least 1"),

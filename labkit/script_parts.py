@@ -36,7 +36,7 @@ def arguments(recipe: Recipe, model: Any, *, shape: str = "", out: str, more: st
     """
     accumulate = f"\nACCUMULATE = {recipe.accumulate}" if recipe.accumulate > 1 else ""
     default = weights_of(model)
-    known = f"default={json.dumps(default)}" if default else "required=True"
+    known = f"default={json.dumps(default, ensure_ascii=False)}" if default else "required=True"
     rate = _RATES.get(recipe.optimizer, _LORA_RATE if recipe.lora else _FULL_RATE)
     return f"""
 BATCH_SIZE, SEQ_LEN = {recipe.batch_size}, {recipe.seq_len}{shape}{accumulate}

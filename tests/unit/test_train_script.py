@@ -134,6 +134,14 @@ def test_a_script_is_short(name):
     assert len(lines) <= 120
 
 
+def test_a_folder_of_any_name_is_the_model(tmp_path):
+    folder = tmp_path / 'мой "Modell" \U0001f600'
+    folder.mkdir()
+    (folder / "config.json").write_text(models.config("SmolLM2-tiny").to_json_string())
+    tree = ast.parse(train_script.script(Recipe(), model=str(folder)))
+    assert str(folder) in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_checkpoints_run_attention_again_under_its_kernel(ranks):
     """Backward is inside the block that names the kernel, or it would take another there."""

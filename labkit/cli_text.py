@@ -1,10 +1,12 @@
 """What the commands of `labkit` share: tables on the terminal, the end of a run, numbers as text.
 
-Limits: long cells are cut at 44 characters.
+Limits: a cell is at most 44 characters wide, whatever the terminal is; longer ones take more lines.
 """
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from labkit.memory import InputError
@@ -41,12 +43,13 @@ def finish(course: Any, *, continues: str = "--resume") -> int:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell, long texts cut at 44 characters."""
-    cut = [[text if len(text) <= 44 else text[:43] + "…" for text in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cut, strict=True)]
+    """Columns as wide as their widest cell, long texts in lines of at most 44 characters."""
+    wrapped = [[textwrap.wrap(text, 44) for text in row] for row in rows]
+    lines = [line for row in wrapped for line in zip_longest(*row, fillvalue="")]
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     print()
-    for row in (header, ["-" * width for width in widths], *cut):
-        cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+    for line in (header, ["-" * width for width in widths], *lines):
+        cells = (f"{text:<{width}}" for text, width in zip(line, widths, strict=True))
         print("  ".join(cells).rstrip())
     print()
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from lesson_files import run, write_lesson
 
-from labkit import cli, doctor, hardware, headlines, notebooks, recording
+from labkit import cli, cli_text, doctor, hardware, headlines, notebooks, recording
 from labkit.catalogue import GPUS
 from labkit.headline_records import Entry, Headline
 from labkit.headlines import HEADLINES
@@ -31,6 +31,14 @@ def refused(capsys, *arguments):
     assert printed.err.count("\n") == 1
     assert "Traceback" not in printed.err
     return printed.err
+
+
+def test_a_long_cell_is_wrapped_not_cut(capsys):
+    cli_text.print_table(("a", "b"), [("x", " ".join(map(str, range(40)))), ("y", "short")])
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 3 + 44
+    assert " ".join(printed[3:-2]).split() == ["x", *map(str, range(40))]
+    assert printed[-2] == "y  short"
 
 
 def test_without_a_command_it_lists_them(capsys):

@@ -32,12 +32,12 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def _class(options: argparse.Namespace) -> int:
     from labkit.classroom import gather
-    from labkit.classroom_page import summary, write_page
+    from labkit.classroom.page import summary, write_page
 
     out = Path(options.out)
     if out.suffix.lower() != ".html":  # else a slip could replace what somebody sent
         raise InputError(f"--out must name a file that ends in .html, not {options.out!r}")
-    classroom = gather(Path(options.folder), anonymous=options.anonymous)
+    classroom = gather(Path(options.folder), anonymous=options.anonymous, page=out)
     write_page(classroom, out)
     print(summary(classroom))
     print(f"Page: {out.resolve()}")

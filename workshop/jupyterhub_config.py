@@ -2,7 +2,7 @@
 
 The environment fills it in: CLASS_PASSWORD is what everybody logs in with, under a name of their
 own; CLASS_FOLDER holds a folder for each name (`class` here, if not set); CLASS_GIB is the memory
-that one process may take (8).
+that one process may take, a whole number (8).
 
 Limits: no wall between participants. All servers run as the account that starts the hub, so a
 notebook can read every folder and end every process of that account: take one that owns nothing
@@ -24,6 +24,10 @@ password = setting("CLASS_PASSWORD", "")
 if len(password) < 8:  # the authenticator's own least, said before anything is started
     raise SystemExit("Set CLASS_PASSWORD to at least 8 characters: what the class logs in with.")
 
+gib = setting("CLASS_GIB", "8")
+if not gib.isdecimal() or not int(gib):
+    raise SystemExit(f"Set CLASS_GIB to a whole number of GiB, 1 or more, not {gib!r}.")
+
 folder = Path(setting("CLASS_FOLDER", "class")).absolute()
 folder.mkdir(parents=True, exist_ok=True)
 folder.chmod(0o700)  # also where it was there before
@@ -34,7 +38,8 @@ c = get_config()  # noqa: F821  (traitlets provides it)
 c.JupyterHub.authenticator_class = "shared-password"
 c.SharedPasswordAuthenticator.user_password = password
 c.Authenticator.allow_all = True  # every name, with the password
-c.Authenticator.username_pattern = "[a-z][a-z0-9_-]{0,30}"  # it becomes a folder's name
+# A name becomes a folder's. The hub matches from the start on, and not up to the end by itself.
+c.Authenticator.username_pattern = r"[a-z][a-z0-9_-]{0,30}\Z"
 c.JupyterHub.active_server_limit = 40  # whoever has it cannot fill the machine with names
 
 # Where: this machine only. For a room see jupyterhub.md: the password crosses the network.
@@ -49,7 +54,7 @@ c.JupyterHub.spawner_class = "simple"
 c.SimpleLocalProcessSpawner.home_dir_template = str(folder / "homes" / "{username}")
 c.Spawner.cmd = [
     "prlimit",
-    f"--data={int(setting('CLASS_GIB', '8')) * GIB}",
+    f"--data={int(gib) * GIB}",
     "jupyterhub-singleuser",
 ]
 c.Spawner.default_url = "/lab"

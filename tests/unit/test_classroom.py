@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from lesson_files import MACHINE, notebook, result, run
 from nbformat.v4 import new_output
 
-from labkit import claims, classroom, classroom_files, classroom_page, cli_class, session
-from labkit.classroom_files import LINK, SPECIAL, clean
+from labkit import claims, classroom, cli_class, session
+from labkit.classroom import files as classroom_files
+from labkit.classroom import page as classroom_page
+from labkit.classroom.files import LINK, SPECIAL, clean
 from labkit.memory import MIB, InputError, OutOfMemory
 from labkit.results import LARGEST_FILE_BYTES, RESULT_MIME
 
@@ -214,6 +216,22 @@ def test_only_runs_of_equal_lesson_name_and_parameters_are_set_side_by_side(tmp_
     ]
 
 
+def test_what_is_the_same_for_all_is_shown_once(tmp_path):
+    for name in ("Ada", "Bob", "Cem"):
+        (tmp_path / f"{name}.json").write_text(text(judgements=(judged(0.39),)))
+    elements = Elements(classroom_page.page(classroom.gather(tmp_path)))
+    assert elements.row("Ada, Bob, Cem", column=6)[1] == MACHINE["name"]
+    assert elements.row("Run") == ["Run", "Apart", "All 3"]
+    assert elements.row("baseline")[1:] == ["equal", "12.0 MiBsimulated for T4"]
+    assert elements.row("Claim", column=2)[2:] == ["All 3"]
+    assert len(elements.row(CLAIM.says)) == 3
+    larger = run(peak_bytes=13 * MIB, by_category={"weights": 13 * MIB}, step_peaks_bytes=())
+    (tmp_path / "Dee.json").write_text(text(machine=GPU, runs=(larger,)))
+    elements = Elements(classroom_page.page(classroom.gather(tmp_path)))
+    assert elements.row("Dee", column=6)[1] == GPU["name"]
+    assert elements.row("Run")[2:] == ["Ada", "Bob", "Cem", "Dee"]
+
+
 def test_runs_that_ran_out_of_memory_say_so_and_do_not_count_as_apart(tmp_path):
     oom = OutOfMemory(MIB, 12 * MIB, None, {"weights": 12 * MIB}, 1, "forward", "", "")
     (tmp_path / "a.json").write_text(text())
@@ -354,6 +372,31 @@ def test_a_broken_file_is_named_with_its_reason_and_the_others_are_read(tmp_path
     row = hold_harmless(classroom_page.page(found)).row("bad.json")
     assert row[1] == "bad"
     assert row[2].endswith(".")
+
+
+def test_who_sends_no_result_is_told_so(tmp_path):
+    (tmp_path / "nothing.zip").write_bytes(zipped({}))
+    (tmp_path / "junk.zip").write_bytes(zipped({"__MACOSX/._06.json": "", "report.html": "<p>"}))
+    (tmp_path / "reported").mkdir()
+    (tmp_path / "reported" / "report.html").write_text("<p>")
+    (tmp_path / "fresh.ipynb").write_text(nbformat.writes(notebook("pass")))
+    (tmp_path / "passed.json").write_text(
+        json.dumps({"number": "06", "status": "passed", "fingerprint": "f", "notebook": ""})
+    )
+    (tmp_path / "Eve report.HTML").write_text("<p>")
+    (page := tmp_path / "page.html").write_text("<p>")
+    found = classroom.gather(tmp_path, page=page)
+    notes = {p.name: [(n.file, n.reason) for n in p.left_out] for p in found.participants}
+    unsaved = (
+        "it is a notebook that shows no result; its last cell was not run, or it was not saved"
+    )
+    assert notes == {
+        "fresh": [("fresh.ipynb", unsaved)],
+        **{name: [(file, "it holds no result")] for name, file in (
+            ("nothing", "nothing.zip"), ("junk", "junk.zip"), ("reported", "reported"),
+            ("passed", "passed.json"))},
+    }  # fmt: skip
+    assert found.left_out == (("Eve report.HTML", classroom_files.REPORT, ""),)
 
 
 def test_a_notebook_with_two_results_is_left_out(tmp_path):
@@ -556,7 +599,7 @@ def survives(folder, name, data):
         found = classroom.gather(folder, anonymous=anonymous)
         hold_harmless(classroom_page.page(found))
         [one] = found.participants
-        assert one.records or one.unfinished or one.left_out or name.endswith("zip")
+        assert one.records or one.unfinished or one.left_out
 
 
 @pytest.fixture(scope="module")
@@ -627,10 +670,10 @@ def test_the_command_writes_the_page_and_says_where(sent, tmp_path, capsys):
 
 
 def test_a_page_in_the_folder_is_nobodys_result(sent):
-    assert command(sent, "--out", sent / "class.html") == 0
-    before = (sent / "class.html").read_text()
-    assert command(sent, "--out", sent / "class.html") == 0
-    assert (sent / "class.html").read_text() == before
+    assert command(sent, "--out", sent / "page.html") == 0
+    before = (sent / "page.html").read_text()
+    assert command(sent, "--out", sent / "page.html") == 0
+    assert (sent / "page.html").read_text() == before
 
 
 def test_without_any_result_the_page_says_why_and_the_command_is_not_content(tmp_path):

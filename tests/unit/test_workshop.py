@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -89,8 +90,8 @@ def test_lessons_of_a_syllabus(name):
         number, path = found.groups()
         seen.append(number)
         assert Path(path).name.startswith(number)
-        assert (int(minutes) == promised[number]) == (part == "all"), (number, minutes, part)
-        assert int(minutes) <= promised[number]
+        if part == "all":
+            assert int(minutes) >= promised[number], (number, minutes)
     assert len(seen) == len(set(seen)) >= 4
 
 
@@ -102,6 +103,13 @@ def test_headings_of_a_syllabus(name):
             for quoted in QUOTED.findall(part):
                 heading = re.search(rf"^#+ {re.escape(quoted)}$", text, re.MULTILINE)
                 assert heading or f'title="{quoted}"' in text, (found[1], quoted)
+
+
+@pytest.mark.parametrize("name", SYLLABI.values())
+def test_a_syllabus_says_to_execute_what_it_skips(name):
+    """The cells of a part use names that skipped ones define."""
+    text = " ".join((WORKSHOP / name).read_text(encoding="utf-8").split())
+    assert "Execute all cells above a part too, from the top" in text
 
 
 @pytest.mark.parametrize("name", SYLLABI.values())
@@ -131,6 +139,12 @@ def test_notes_on_every_lesson():
     for section in sections:
         for what in ("Surprise:", "Ask:", "Stuck:", "Technically:"):
             assert section.count(f"**{what}**") == 1, (section[:2], what)
+
+
+def test_notes_name_the_articles():
+    page = (WORKSHOP / "instructor-notes.md").read_text(encoding="utf-8")
+    claims = tomllib.loads((ROOT / "labkit" / "claims.toml").read_text(encoding="utf-8"))
+    assert re.findall(r"^- ([A-Z]): (.+)$", page, re.MULTILINE) == [*claims["sources"].items()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -201,12 +215,47 @@ def test_a_hub_of_ones_own_is_closed_until_it_is_opened(hub_config, monkeypatch,
     assert config.JupyterHub.authenticator_class == "shared-password"
     assert config.SharedPasswordAuthenticator.user_password == "long enough"
     assert "admin_password" not in config.SharedPasswordAuthenticator
-    assert not re.fullmatch(config.Authenticator.username_pattern, "..")
     assert (tmp_path / "class").stat().st_mode & 0o777 == 0o700
     for password in ("", "short"):
         monkeypatch.setenv("CLASS_PASSWORD", password)
         with pytest.raises(SystemExit, match="Set CLASS_PASSWORD"):
             hub_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("ada", True),
+        ("a" * 31, True),
+        ("ada-l_2", True),
+        ("a" * 32, False),
+        ("ada lovelace", False),
+        ("ada;rm", False),
+        ("ada\n", False),
+        ("2ada", False),
+        ("..", False),
+        ("ada/..", False),
+    ],
+)
+def test_names_on_a_hub_of_ones_own(hub_config, name, accepted):
+    """JupyterHub asks its pattern with `match`, which does not look at the end."""
+    pattern = hub_config().Authenticator.username_pattern
+    assert bool(re.compile(pattern).match(name)) == accepted
+
+
+@pytest.mark.parametrize("gib", ["2.5", "0", "-1", "eight", "8G"])
+def test_a_limit_that_is_no_whole_number_is_refused_in_a_sentence(hub_config, monkeypatch, gib):
+    monkeypatch.setenv("CLASS_GIB", gib)
+    with pytest.raises(SystemExit, match=f"Set CLASS_GIB to a whole number of GiB.*'{gib}'"):
+        hub_config()
+
+
+def test_the_proxy_has_the_version_that_is_tested():
+    page = (WORKSHOP / "jupyterhub.md").read_text(encoding="utf-8")
+    tested = re.search(r"^PROXY_VERSION := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[
+        1
+    ]
+    assert re.findall(r"configurable-http-proxy(\S*)", page) == [f"@{tested}"]
 
 
 def test_the_page_says_what_a_hub_of_ones_own_sets(hub_config):

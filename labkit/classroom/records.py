@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from labkit import claims
 from labkit.claims import Judgement
-from labkit.classroom_files import clean
+from labkit.classroom.files import clean
 from labkit.memory import InputError, Run
 from labkit.results import RESULT_MIME, Result, impossible
 from labkit.show.tables import setting_text
@@ -153,8 +153,9 @@ def _in_notebook(document: dict[str, Any]) -> Any:
         if isinstance(output.get("data"), dict) and RESULT_MIME in output["data"]
     ]
     if len(found) != 1:
-        shows = f"{len(found)} results, where one is expected" if found else "no result"
-        raise Unfit(f"it is a notebook that shows {shows}")
+        shows = f"{len(found)} results, where one is expected"
+        none = "no result; its last cell was not run, or it was not saved"
+        raise Unfit(f"it is a notebook that shows {shows if found else none}")
     return found[0]
 
 

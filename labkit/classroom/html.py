@@ -27,6 +27,20 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str) 
     )
 
 
+def columns(
+    people: Sequence[Participant], rows: Sequence[tuple[Sequence[str], Sequence[str]]]
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows with a column per participant, or one for all if their cells are the same.
+
+    Args:
+        people: who has a column.
+        rows: for each the cells before those columns, and the cells in them.
+    """
+    same = len(people) > 1 and all(len(set(cells)) == 1 for _, cells in rows)
+    headings = [f"All {len(people)}"] if same else [named(person) for person in people]
+    return headings, [[*first, *cells[: len(headings)]] for first, cells in rows]
+
+
 def named(participant: Participant) -> str:
     """A name, its direction of writing kept from what stands around it."""
     return f"<bdi>{html.escape(participant.name)}</bdi>"

@@ -2,7 +2,7 @@
 
 Two participants' runs are the same if lesson, name and parameters are.
 
-Limits: as ``labkit.classroom_page``, whose sections these are.
+Limits: as ``labkit.classroom.page``, whose sections these are.
 """
 
 import html
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from labkit.claims import Claim, Judgement, Verdict, format_value, of_lesson
 from labkit.classroom import Classroom, Participant
-from labkit.classroom_files import clean
-from labkit.classroom_html import badge, named, symbol, table
-from labkit.classroom_records import Peak, Record
+from labkit.classroom.files import clean
+from labkit.classroom.html import badge, columns, symbol, table
+from labkit.classroom.records import Peak, Record
 from labkit.memory import format_bytes
 from labkit.show.rich import MISSING
 
@@ -71,16 +71,16 @@ def _tally_text(tally: Counter[Verdict]) -> str:
 
 
 def _lesson_claims(title: str, judged: Sequence[Claim], members: Members) -> str:
-    rows = [
-        [
+    found = []
+    for claim in judged:
+        says = (
             f"{html.escape(claim.says)}<small>{html.escape(claim.claimed)}. "
-            f"{html.escape(claim.rule)}</small>",
-            _tally_text(_tally(claim, members)),
-            *(_judgement(record.judgements.get(claim.id)) for _, record in members),
-        ]
-        for claim in judged
-    ]
-    headings = ["Claim", "Together", *(named(person) for person, _ in members)]
+            f"{html.escape(claim.rule)}</small>"
+        )
+        cells = [_judgement(record.judgements.get(claim.id)) for _, record in members]
+        found.append(([says, _tally_text(_tally(claim, members))], cells))
+    people, rows = columns([person for person, _ in members], found)
+    headings = ["Claim", "Together", *people]
     caption = f"Claims of lesson {title}: verdict and value of each participant."
     return f"<h3>{html.escape(title)}</h3>{table(headings, rows, caption)}"
 
@@ -147,11 +147,12 @@ def _common(members: Members) -> list[tuple[str, Peak]]:
 
 def _lesson_peaks(heading: str, setting: str, keys: Sequence[str], members: Members) -> str:
     having = [(p, record) for p, record in members if any(key in record.peaks for key in keys)]
-    rows = []
+    found = []
     for key in keys:
         peaks = [record.peaks.get(key) for _, record in having]
-        rows.append([_run(next(filter(None, peaks))), _spread(peaks), *map(_peak, peaks)])
-    headings = ["Run", "Apart", *(named(person) for person, _ in having)]
+        found.append(([_run(next(filter(None, peaks))), _spread(peaks)], [*map(_peak, peaks)]))
+    people, rows = columns([person for person, _ in having], found)
+    headings = ["Run", "Apart", *people]
     caption = f"Peak memory of runs of lesson {heading}" + (
         f", with {setting}." if setting else "."
     )

@@ -38,6 +38,8 @@ ARCHIVE = ".zip"
 LINK = "it is a link, and links are not followed"
 SPECIAL = "it is neither a file nor a folder"
 OTHER = "it ends in none of .json, .ipynb and .zip"
+REPORT = "it is a report, not a result: ask for the .ipynb or the folder"
+_REPORT = re.compile(r"[^.].*\.html", re.DOTALL | re.IGNORECASE)
 #: What `labkit run`, `labkit record` and desktops write beside results.
 _COMPANION = re.compile(
     r"\..*|__MACOSX|.*\.(log|html)|Thumbs\.db|desktop\.ini|"
@@ -73,8 +75,12 @@ def clean(text: str, most: int = 80) -> str:
     return line if len(line) <= most and len(text) <= 4 * most else line[: most - 1] + "…"
 
 
-def senders(folder: Path) -> tuple[list[Path], list[LeftOut]]:
+def senders(folder: Path, page: Path | None = None) -> tuple[list[Path], list[LeftOut]]:
     """What each participant sent, in the order of names, and what at the top is nobody's.
+
+    Args:
+        folder: holds what they sent.
+        page: a file that nobody sent, wherever it lies.
 
     Raises:
         InputError: there is no such folder, or it cannot be listed.
@@ -85,12 +91,13 @@ def senders(folder: Path) -> tuple[list[Path], list[LeftOut]]:
         names = _names(folder, MOST_AT_THE_TOP + 1)
     except OSError as error:
         raise InputError(f"cannot read the folder {folder}: {error.strerror}") from error
+    ours = page.name if page and page.parent.resolve() == folder.resolve() else ""
     found: list[Path] = []
     left_out: list[LeftOut] = []
     if len(names) > MOST_AT_THE_TOP:
         left_out.append(LeftOut("…", f"of more than {MOST_AT_THE_TOP} files the rest is not read"))
     for name in names[:MOST_AT_THE_TOP]:
-        if _COMPANION.fullmatch(name):
+        if name == ours or (_COMPANION.fullmatch(name) and not _REPORT.fullmatch(name)):
             continue
         path = folder / name
         if reason := _unusable(path):
@@ -122,6 +129,8 @@ def _unusable(path: Path) -> str:
         return ""
     if not stat.S_ISREG(mode):
         return SPECIAL
+    if _REPORT.fullmatch(path.name):
+        return REPORT
     return "" if path.suffix.lower() in (*WANTED, ARCHIVE) else OTHER
 
 

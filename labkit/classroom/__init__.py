@@ -4,7 +4,7 @@ A participant sends a result (`labkit record` writes one per lesson), an execute
 holds its result, a whole folder of `labkit run`, or a zip of any of these. ``gather`` reads a
 folder of such, each named by its file or folder.
 
-Nothing in them is trusted: see `labkit.classroom_files` and `labkit.classroom_records`.
+Nothing in them is trusted: see `labkit.classroom.files` and `labkit.classroom.records`.
 
 Limits: a participant who sends several files must send them in one folder or zip, since files
 beside each other are different people. Of several results of one lesson the newest counts. Without
@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.classroom_files import LeftOut, Reader, clean, senders, shortened
-from labkit.classroom_records import Computer, Record, Unfit, document_of, record_of
+from labkit.classroom.files import LeftOut, Reader, clean, senders, shortened
+from labkit.classroom.records import Computer, Record, Unfit, document_of, record_of
 from labkit.memory import InputError
 from labkit.outcomes import STATUSES
 from labkit.results import known_lessons
@@ -75,18 +75,19 @@ class Classroom:
         return {lesson: titles[lesson].most_common(1)[0][0] for lesson in sorted(titles)}
 
 
-def gather(folder: Path, *, anonymous: bool = False) -> Classroom:
+def gather(folder: Path, *, anonymous: bool = False, page: Path | None = None) -> Classroom:
     """What the participants sent.
 
     Args:
         folder: holds a file, folder or zip per participant.
         anonymous: number the participants, in an order that their names do not decide, and
             leave out of every note what could name them.
+        page: where the class's page goes or lies, which nobody sent.
 
     Raises:
         InputError: there is no such folder, or nothing in it that a participant could have sent.
     """
-    paths, left_out = senders(folder)
+    paths, left_out = senders(folder, page)
     if not paths:
         raise InputError(
             f"{folder} holds nothing to compare: it needs a .json, .ipynb or .zip file, "
@@ -146,6 +147,8 @@ def _participant(path: Path, lessons: set[str]) -> Participant:
         for remark in remarks:
             reader.leave(name, remark)
         _keep_newest(newest, name, record, reader)
+    if not (newest or unfinished or reader.left_out):
+        reader.leave(path.name, "it holds no result")
     records = tuple(newest[lesson][1] for lesson in sorted(newest))
     name = clean(path.name if path.is_dir() else path.stem, 60) or "unnamed"
     return Participant(name, records, tuple(unfinished), tuple(shortened(reader.left_out)))

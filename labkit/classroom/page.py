@@ -5,7 +5,7 @@ The page is complete in itself: no script, nothing fetched, and a policy that fo
 Every text of a participant is escaped, besides having been cleaned and shortened when it was read.
 A verdict is said by a colour, a symbol and, to readers of either, by its words.
 
-Limits: one column per participant, so a class of a hundred scrolls sideways.
+Limits: one column per participant where they differ, so a class of a hundred scrolls sideways.
 """
 
 import base64
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from labkit.claims import Verdict
 from labkit.classroom import Classroom
-from labkit.classroom_compared import claims_section, peaks_section
-from labkit.classroom_html import lines, named, table
-from labkit.classroom_records import VERSIONS, Computer
+from labkit.classroom.compared import claims_section, peaks_section
+from labkit.classroom.html import lines, named, table
+from labkit.classroom.records import VERSIONS, Computer
 from labkit.memory import format_bytes
 from labkit.results import write_atomic
 from labkit.show.cards import VERDICTS
@@ -126,14 +126,14 @@ def _senders(classroom: Classroom) -> str:
 
 
 def _machines(classroom: Classroom) -> str:
-    rows = [
-        [named(person), *_machine(machine)]
-        for person in classroom.participants
-        for machine in person.machines
-    ]
-    if not rows:
+    owners: dict[Computer, list[str]] = {}
+    for person in classroom.participants:
+        for machine in person.machines:
+            owners.setdefault(machine, []).append(named(person))
+    if not owners:
         return "<p>No result says on which machine it was made.</p>"
-    headings = ("Participant", "Machine", "Kind", "GPU memory", "Host memory", "Cores",
+    rows = [[", ".join(names), *_machine(machine)] for machine, names in owners.items()]
+    headings = ("Participants", "Machine", "Kind", "GPU memory", "Host memory", "Cores",
                 *VERSIONS)  # fmt: skip
     return table(headings, rows, "Machines and versions, as the results name them.")
 
@@ -162,7 +162,7 @@ def _left_out(classroom: Classroom) -> str:
     ]
     if not rows:
         return "<p>Nothing: every file was read.</p>"
-    caption = "What was not taken, and why. labkit’s own logs and reports are not listed."
+    caption = "What was not taken, and why. Logs, and reports beside results, are not listed."
     return table(["File", "Participant", "Why"], rows, caption)
 
 

@@ -104,7 +104,7 @@ def _lesson_options(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     from labkit.doctor import examine
-    from labkit.findings import as_text
+    from labkit.doctor.findings import as_text
 
     findings = examine()
     columns = min(shutil.get_terminal_size().columns, 100)

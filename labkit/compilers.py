@@ -8,6 +8,8 @@ it works.
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -31,17 +33,27 @@ def missing_compiler() -> str | None:
                 "`apt-get install gcc`), or name one in the environment variable CC."
             )
         return _missing_headers()
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
+    if cpp_compiler() is None:
         return (
             "torch.compile needs a C++ compiler here: install g++ (on Debian and Ubuntu "
             "`apt-get install g++`), or name one in the environment variable CXX."
         )
     return _missing_headers()
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that PyTorch would call (torch/_inductor/config.py), if it can be started.
+
+    To ask PyTorch itself would load all that compiles, which takes a second.
+    """
+    usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    command = os.environ.get("CXX", usual)
+    try:
+        done = subprocess.run([command, "--version"], capture_output=True)
+    except OSError:  # not there, or no program
+        return None
+    # Microsoft's does not know that question.
+    return command if sys.platform == "win32" or not done.returncode else None
 
 
 def _missing_headers() -> str | None:

@@ -63,5 +63,5 @@ class Family:
             halted |= new
         self.head.kill()
         for process in halted:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):  # one that refuses must not save the others
                 process.kill()

@@ -68,8 +68,8 @@ def model_folder() -> Path:
     """
     if cached := _from_hub(local_files_only=True):
         return cached
-    converted = _converted_folder()
-    if _intact(converted):
+    converted = converted_folder()
+    if is_intact(converted):
         return converted
     if fetched := _from_hub(local_files_only=False):
         return fetched
@@ -118,7 +118,8 @@ def _gguf_file() -> Path:
 # --- the converted copy -------------------------------------------------------------------------
 
 
-def _converted_folder() -> Path:
+def converted_folder() -> Path:
+    """Where the converted copy lies, once there is one."""
     return cache_folder() / f"SmolLM2-135M-{GGUF_SHA256[:12]}-{_FORMAT}"
 
 
@@ -134,13 +135,13 @@ def _convert_once(
             made.mkdir()
             (convert or _convert)(source, made)
             _write_manifest(made)
-            if target.exists() and not _intact(target):
+            if target.exists() and not is_intact(target):
                 target.rename(Path(scratch) / "damaged")
             try:
                 made.rename(target)
             except OSError:
                 # Another process was first: a folder is never renamed onto a full one.
-                if not _intact(target):
+                if not is_intact(target):
                     raise
     except OSError as error:
         free = f", {format_bytes(shutil.disk_usage(_existing(target)).free)} free"
@@ -194,7 +195,7 @@ def _write_manifest(folder: Path) -> None:
     (folder / _MANIFEST).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
-def _intact(folder: Path) -> bool:
+def is_intact(folder: Path) -> bool:
     """Whether every file of the copy is there and is what was written."""
     try:
         record = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))

@@ -28,8 +28,10 @@ import websocket
 from people import PATIENCE_SECONDS, Participant
 
 import labkit as lab
-from labkit import classroom, classroom_page
-from labkit.findings import SYMBOLS
+from labkit import classroom
+from labkit.classroom import page as classroom_page
+from labkit.doctor.findings import SYMBOLS
+from labkit.family import Family
 from labkit.results import RESULT_MIME, Result
 from labkit.small_model import cache_folder
 
@@ -73,8 +75,6 @@ class Hub:
 
     def end(self) -> list[psutil.Process]:
         """Stop it as Ctrl-C does; returns what it had started, all of it."""
-        if self.process.poll() is not None:
-            return []
         started = psutil.Process(self.process.pid).children(recursive=True)
         self.process.terminate()
         self.process.wait(timeout=PATIENCE_SECONDS)
@@ -120,20 +120,19 @@ def hub(tmp_path_factory):
     with open(folder / "hub.log", "wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                                    stdout=log, stderr=subprocess.STDOUT)  # fmt: skip
-    url = f"http://127.0.0.1:{front}"
-    running = Hub(url, process, folder / "class", password, make_repository(folder))
+    family, url = Family(process), f"http://127.0.0.1:{front}"
     try:
-        wait_for(f"{url}/hub/health", process, folder / "hub.log")
-        yield running
+        wait_for(f"{url}/hub/health", family, folder / "hub.log")
+        yield Hub(url, process, folder / "class", password, make_repository(folder))
     finally:
-        for left in running.end():
-            if left.is_running():
-                left.kill()
+        family.kill()
+        process.wait(timeout=PATIENCE_SECONDS)
 
 
-def wait_for(url, process, log):
+def wait_for(url, family, log):
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and family.head.poll() is None:
+        family.look()  # a hub that dies at its start leaves its proxy
         try:
             if requests.get(url, timeout=5).ok:
                 return

@@ -1,10 +1,7 @@
 """What torch.compile lacks: no compiler, no header files, no Triton."""
 
-import shutil
-
 import pytest
 import torch
-import torch._inductor.config
 import torch.utils._triton
 
 import labkit as lab
@@ -12,24 +9,26 @@ from labkit import compilers, doctor
 
 
 @pytest.fixture
-def with_compiler():
+def with_compiler(monkeypatch):
     """A command that answers to --version stands for the compiler."""
-    with torch._inductor.config.patch({"cpp.cxx": (None, shutil.which("true"))}):
-        yield
+    monkeypatch.setenv("CXX", "true")
 
 
-@pytest.fixture
-def without_compiler():
-    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
-        yield
-
-
-def test_a_missing_compiler_is_named_with_its_remedy(without_compiler):
+@pytest.mark.parametrize("named", ["no-such-compiler", "/", "false"])  # a folder is none
+def test_a_missing_compiler_is_named_with_its_remedy(monkeypatch, named):
+    monkeypatch.setenv("CXX", named)
     assert "install g++" in lab.missing_compiler()
     [finding] = doctor.check_compiler()
     assert (finding.status, finding.subject) == ("note", "compiler")
     assert finding.text.startswith("torch.compile needs a C++ compiler here")
-    assert finding.remedy.startswith("install g++")
+    assert "install g++" in finding.remedy
+
+
+def test_pytorch_would_call_the_same_compiler():
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    if found := compilers.cpp_compiler():
+        assert found == get_cpp_compiler()
 
 
 def test_missing_header_files_are_named(with_compiler, monkeypatch, tmp_path):

@@ -157,7 +157,7 @@ def test_all_that_pip_and_files_can_break_is_named_and_the_remedies_help(place):
 
 @linux
 def test_variables_that_spoil_something_are_named(place):
-    program(place / "bin/nvidia-smi", "echo '999.1, 5, 80000'")
+    program(place / "bin/nvidia-smi", "echo '999.1, GPU-1, 5, 80000'")
     program(place / "bin/odd-c++", '[ "$1" = --version ] || { echo no headers >&2; exit 1; }')
     variables = {
         "MPLBACKEND": "no-such-backend",

@@ -57,6 +57,25 @@ def test_all_are_killed_and_twice_is_no_harm(head):
     assert has_ended(child)
 
 
+def test_one_that_refuses_saves_no_other(head, monkeypatch):
+    family, children = Family(head), [start_child(head) for _ in range(2)]
+    kill = psutil.Process.kill
+
+    def refuse(process):
+        if process.pid == children[0].pid:
+            raise psutil.AccessDenied(process.pid)
+        kill(process)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil.Process, "kill", refuse)
+        family.kill()
+    head.wait()
+    try:
+        assert has_ended(children[1])
+    finally:
+        children[0].kill()
+
+
 def test_a_child_outlives_its_parent_and_not_the_family(head):
     family, child = Family(head), start_child(head)
     family.look()

@@ -194,9 +194,9 @@ def test_an_unknown_name_gets_a_sentence():
 
 def test_a_copy_is_intact_until_a_byte_changes(tmp_path):
     folder = convert(tmp_path / "model")
-    assert small_model._intact(folder)
+    assert small_model.is_intact(folder)
     (folder / small_model.WEIGHTS).write_bytes(b"weightS")  # the same size
-    assert not small_model._intact(folder)
+    assert not small_model.is_intact(folder)
 
 
 @pytest.mark.parametrize("name", [small_model.WEIGHTS, small_model.TOKENIZER, "manifest.json"])
@@ -208,9 +208,9 @@ def test_a_damaged_copy_is_made_again(tmp_path, name, damage):
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:1] if damage == "cut" else b'["\xff"]')
-    assert not small_model._intact(folder)
+    assert not small_model.is_intact(folder)
     assert convert(tmp_path / "model") == folder
-    assert small_model._intact(folder)
+    assert small_model.is_intact(folder)
     assert os.listdir(tmp_path) == ["model"]
 
 
@@ -221,7 +221,7 @@ def test_a_damaged_copy_is_made_again(tmp_path, name, damage):
 def test_a_manifest_of_the_wrong_shape_is_damage(tmp_path, record):
     folder = convert(tmp_path / "model")
     (folder / "manifest.json").write_text(json.dumps(record), encoding="utf-8")
-    assert not small_model._intact(folder)
+    assert not small_model.is_intact(folder)
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path):
@@ -251,7 +251,7 @@ def test_whoever_is_first_is_kept(tmp_path):
     for thread in threads:
         thread.join()
     assert found == [target] * 4
-    assert small_model._intact(target)
+    assert small_model.is_intact(target)
     assert os.listdir(tmp_path) == ["model"]
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.findings import Finding, pip
+from labkit.doctor.findings import Finding, pip
 from labkit.memory import InputError
 
 DISTRIBUTION = "gpu-memory-lab"
-PACKAGE = Path(__file__).resolve().parent
-SMALLEST_PYTHON = (3, 11)
+PACKAGE = Path(__file__).resolve().parents[1]
 #: What learners install beyond the package itself, and what it is for.
 EXTRAS = {"notebooks": "to open lessons and to run them here"}
 #: Required packages that commands use and lessons do not; importing them takes a second.
@@ -26,13 +25,9 @@ MOST_NAMED = 6
 
 
 def check_python() -> list[Finding]:
-    """The interpreter's version."""
+    """Which Python this is. (One that is too old does not come so far.)"""
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] >= SMALLEST_PYTHON:
-        return [Finding("ok", "python", f"{version} (`{sys.executable}`)")]
-    least = ".".join(map(str, SMALLEST_PYTHON))
-    remedy = f"install Python {least} or newer and make the environment again with it"
-    return [Finding("problem", "python", f"{version} is older than {least}", remedy)]
+    return [Finding("ok", "python", f"{version} (`{sys.executable}`)")]
 
 
 def check_labkit() -> list[Finding]:
@@ -62,7 +57,7 @@ def requirements() -> list[str]:
     """What this package asks for, from its installed metadata, else from ``pyproject.toml``.
 
     Raises:
-        InputError: neither is there.
+        ValueError: neither is there, or the file cannot be read.
     """
     project = PACKAGE.parent / "pyproject.toml"
     if project.is_file():  # a working copy: its file is newer than what was installed from it
@@ -83,11 +78,12 @@ def requirements() -> list[str]:
 def required_names() -> list[str]:
     """The packages that lessons import, PyTorch first, and the kernel; none if nobody knows."""
     try:
-        wanted = [line for line in requirements() if "extra ==" not in line]
         from packaging.requirements import Requirement
-    except (InputError, ImportError):  # another check says so
+
+        wanted = [Requirement(line).name for line in requirements() if "extra ==" not in line]
+    except (ValueError, ImportError):  # `check_packages` says so
         return []
-    names = {Requirement(line).name for line in wanted} - set(COMMANDS_ONLY)
+    names = set(wanted) - set(COMMANDS_ONLY)
     # Where NumPy or PyTorch fail, others do too: they come before them.
     return ["numpy", "torch", *sorted((names | {"ipykernel"}) - {"numpy", "torch"})]
 

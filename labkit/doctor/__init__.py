@@ -10,11 +10,12 @@ with what this package asks for, not with what is newest. What is looked at is t
 environment: Jupyter may run in another one.
 """
 
-from labkit.doctor_environment import check_encoding, check_shadows, check_variables
-from labkit.doctor_gpu import check_gpu, nvidia_driver
-from labkit.doctor_imports import Imports
-from labkit.doctor_jupyter import check_jupyter, check_kernel, check_widgets
-from labkit.doctor_machine import (
+from labkit.doctor.environment import check_encoding, check_shadows, check_variables
+from labkit.doctor.findings import Check, Finding, first_line, pip
+from labkit.doctor.gpu import check_gpu, nvidia_driver
+from labkit.doctor.imports import Imports
+from labkit.doctor.jupyter import check_jupyter, check_kernel, check_widgets
+from labkit.doctor.machine import (
     check_cache,
     check_compiler,
     check_cores,
@@ -26,8 +27,7 @@ from labkit.doctor_machine import (
     check_shared_memory,
     check_small_model,
 )
-from labkit.doctor_packages import check_labkit, check_packages, check_python, required_names
-from labkit.findings import Check, Finding, first_line, pip
+from labkit.doctor.packages import check_labkit, check_packages, check_python, required_names
 
 __all__ = ["Finding", "examine", "nvidia_driver"]
 

@@ -3,30 +3,33 @@
 Limits: only variables that have stopped or slowed lessons are looked at.
 """
 
+import importlib.metadata
 import locale
 import os
 import sys
 from pathlib import Path
 
-from labkit.doctor_imports import ALLOCATOR_VARIABLES, Imports, module_of
-from labkit.doctor_packages import PACKAGE, required_names
-from labkit.findings import Finding, first_line
+from labkit.doctor.findings import Finding, first_line
+from labkit.doctor.imports import ALLOCATOR_VARIABLES, Imports
+from labkit.doctor.packages import PACKAGE
 
 #: matplotlib's names that put a figure into the notebook, or leave it to us.
 _IN_NOTEBOOK = ("agg", "inline", "nbagg", "notebook", "widget", "ipympl", "module://")
 
 
 def check_shadows() -> list[Finding]:
-    """A file that Python would take for a library: a kernel looks in its own folder first."""
-    libraries = {*sys.stdlib_module_names, "labkit", *map(module_of, required_names())}
+    """What Python would take for a library: a kernel looks in its own folder first."""
+    installed = importlib.metadata.packages_distributions()  # by the names that one imports
+    libraries = {*sys.stdlib_module_names, "labkit", *installed}
     findings = []
     for folder in dict.fromkeys((Path.cwd(), PACKAGE.parent / "notebooks")):
         if (folder / "labkit" / "claims.toml").is_file():
             libraries.discard("labkit")  # the course's own folder
-        for path in sorted(folder.glob("*.py")) if folder.is_dir() else ():
+        packages = [file.parent for file in folder.glob("*/__init__.py")]
+        for path in sorted([*folder.glob("*.py"), *packages]):
             if path.stem in libraries:
                 text = f"`{path}` takes the place of the library {path.stem} in notebooks beside it"
-                findings.append(Finding("problem", "names", text, "give the file another name"))
+                findings.append(Finding("problem", "names", text, "give it another name"))
     return findings
 
 

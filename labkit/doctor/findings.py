@@ -4,7 +4,9 @@ Limits: text inside backticks, a command or a path, is never broken, so that it 
 line may then be longer than the terminal.
 """
 
+import importlib.machinery
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -37,14 +39,25 @@ def first_line(error: object) -> str:
 
 
 def pip(arguments: str) -> str:
-    """The command that runs this Python's own pip, to be pasted in the current folder."""
+    """The command that runs this Python's own pip, to be pasted in the current folder.
+
+    Where it has none (`uv venv` brings none), the command installs it first.
+    """
     python = Path(sys.executable)
     found = shutil.which("pip")
     if found and Path(found).parent == python.parent:
         return f"`pip {arguments}`"
     here = Path.cwd()
     shown = os.path.relpath(python, here) if python.is_relative_to(here) else str(python)
-    return f"`{quoted(shown)} -m pip {arguments}`"
+    # Not `find_spec`: setuptools takes that for a run of pip, and its own import then fails.
+    has_pip = importlib.machinery.PathFinder.find_spec("pip")
+    first = "" if has_pip else f"{quoted(shown)} -m ensurepip && "
+    return f"`{first}{quoted(shown)} -m pip {arguments}`"
+
+
+def own_pip(sentence: str) -> str:
+    """A sentence whose commands begin with a bare ``pip``, with this Python's own instead."""
+    return re.sub(r"`pip ([^`]+)`", lambda command: pip(command[1]), sentence)
 
 
 def quoted(path: object) -> str:

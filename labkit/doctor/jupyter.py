@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from labkit.findings import Finding, pip, quoted
+from labkit.doctor.findings import Finding, pip, quoted
 
 #: JupyterLab's half of ipywidgets, and its major version for ipywidgets 7 and 8, as the packages
 #: jupyterlab_widgets 1 and 3 bring it.
@@ -43,14 +43,21 @@ def check_kernel() -> list[Finding]:
         text = f"what describes the kernel python3 cannot be read: {error}"
         return [Finding("problem", "kernel", text, f"remove the folder `{folder}`, then {make}")]
     command = spec.argv[0] if spec.argv else ""
-    if command in _THIS_PYTHON or Path(command) == Path(sys.executable):
+    if command in _THIS_PYTHON or _is_this_python(Path(command)):
         return [Finding("ok", "kernel", "Jupyter's python3 is this Python")]
+    # A new one beside it might come after it in Jupyter's order.
+    remedy = f"remove the folder `{spec.resource_dir}`, then {make}"
     if shutil.which(command) is None:
         text = f"Jupyter's python3 is `{command}`, which is not there: no notebook can start"
-        remedy = f"remove the folder `{spec.resource_dir}`, then {make}"
         return [Finding("problem", "kernel", text, remedy)]
     text = f"Jupyter's python3 is `{command}`, another Python (`labkit run` uses this one)"
-    return [Finding("note", "kernel", text, make)]
+    return [Finding("note", "kernel", text, remedy)]
+
+
+def _is_this_python(command: Path) -> bool:
+    """Whether it is this Python by any of its names: an environment links python3 to python."""
+    here = Path(sys.executable)
+    return command.parent == here.parent and command.exists() and command.samefile(here)
 
 
 def check_widgets() -> list[Finding]:
@@ -87,7 +94,7 @@ def check_jupyter() -> list[Finding]:
         return []
     from jupyter_core.paths import jupyter_runtime_dir
 
-    from labkit.doctor_machine import nearest, unwritable
+    from labkit.doctor.machine import nearest, unwritable
 
     findings = []
     folder = Path(jupyter_runtime_dir())

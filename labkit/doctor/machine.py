@@ -4,6 +4,7 @@ Limits: that a folder can be written is tried with one byte in a file that has n
 memory others will want later is not known.
 """
 
+import glob
 import importlib.util
 import os
 import shutil
@@ -14,14 +15,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from labkit.doctor_packages import PACKAGE
-from labkit.findings import Finding, pip, quoted
+from labkit.doctor.findings import Finding, own_pip, pip, quoted
+from labkit.doctor.packages import PACKAGE
 from labkit.memory import GIB, MIB, format_bytes
-from labkit.small_model import GGUF_NAME, INSTALL, REPOSITORY, WEIGHTS, cache_folder
+from labkit.small_model import (
+    GGUF_NAME,
+    INSTALL,
+    REPOSITORY,
+    WEIGHTS,
+    cache_folder,
+    converted_folder,
+    is_intact,
+)
 from labkit.small_model import PACKAGE as MODEL_PACKAGE
 
 DISK_BYTES = 2 * GIB  # the small model's file, its converted copy, and the executed notebooks
-MEMORY_BYTES = 2 * GIB  # what a lesson may take; Binder gives no more
+MEMORY_BYTES = 2 * GIB  # each lesson fits, as on Binder; some then leave a part out
+AMPLE_BYTES = 4 * GIB  # the largest lesson takes 3.2 GiB where it sees more than this
+_CGROUP = Path("/sys/fs/cgroup")
 SHARED_BYTES = 128 * MIB  # Docker gives 64 MiB unless told otherwise
 STALE_SECONDS = 15 * 60  # longer than compiling an operator takes
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -30,7 +41,14 @@ _YES = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them (huggingface_
 
 def nearest(folder: Path) -> Path:
     """``folder`` itself, or the nearest parent that exists."""
-    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return next(place for place in (folder, *folder.absolute().parents) if _exists(place))
+
+
+def _exists(place: Path) -> bool:
+    try:
+        return place.exists()
+    except PermissionError:  # below a folder that we may not enter: `unwritable` then says so
+        return True
 
 
 def unwritable(folder: Path) -> str | None:
@@ -44,18 +62,26 @@ def unwritable(folder: Path) -> str | None:
 
 
 def check_cache() -> list[Finding]:
-    """Whether the cache folder can be written, without making it."""
+    """Whether the cache folder can be written, or need not be. It is not made."""
     folder = cache_folder()
     reason = unwritable(nearest(folder))
     if reason is None:
         return [Finding("ok", "cache", f"`{folder}`")]
+    if _holds_the_model():
+        return [Finding("ok", "cache", f"`{folder}`: read only ({reason}), the model is in it")]
     remedy = "set LABKIT_CACHE to a folder that you may write to"
     return [Finding("problem", "cache", f"`{folder}` cannot be written: {reason}", remedy)]
 
 
+def _holds_the_model() -> bool:
+    folder = converted_folder()
+    return os.access(folder, os.R_OK | os.X_OK) and is_intact(folder)
+
+
 def check_small_model() -> list[Finding]:
     """Whether the pretrained model can be had when a lesson asks for it."""
-    if any(cache_folder().glob(f"SmolLM2-135M-*/{WEIGHTS}")):
+    # Unlike Path.glob, this finds nothing in a folder that may not be read, and does not raise.
+    if glob.glob(f"SmolLM2-135M-*/{WEIGHTS}", root_dir=cache_folder()):
         return [Finding("ok", "small model", "converted, in the cache")]
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     folders = (spec and spec.submodule_search_locations) or ()
@@ -91,7 +117,7 @@ def check_folders() -> list[Finding]:
         used = tempfile.gettempdir()
     except FileNotFoundError:
         text = "there is no folder for temporary files that can be written"
-        remedy = "set TMPDIR to a folder that you may write to"
+        remedy = "set TMPDIR to a folder that you may write to, or free some space"
         return [*findings, Finding("problem", "temporary files", text, remedy)]
     if chosen and os.path.abspath(chosen) != used:
         text = f"TMPDIR={chosen!r} cannot be written, and `{used}` is used instead"
@@ -103,10 +129,15 @@ def check_folders() -> list[Finding]:
 def check_disk() -> list[Finding]:
     """Free space where models, executed notebooks and temporary files go."""
     findings, seen = [], set()
-    places = {"cache": cache_folder(), "here": Path.cwd(), "temporary": Path(tempfile.gettempdir())}
+    places = {"cache": cache_folder(), "here": Path.cwd(), "temporary": _temporary_folder()}
     for what, folder in places.items():
         place = nearest(folder)
-        disk = os.stat(place).st_dev
+        if what == "cache" and unwritable(place) and _holds_the_model():
+            continue  # nothing goes there
+        try:
+            disk = os.stat(place).st_dev
+        except PermissionError:  # another check says so
+            continue
         if disk in seen:
             continue
         seen.add(disk)
@@ -120,25 +151,46 @@ def check_disk() -> list[Finding]:
     return findings
 
 
+def _temporary_folder() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # none can be written: the usual one may be full
+        return Path("/tmp")
+
+
 def check_memory() -> list[Finding]:
     """Whether a lesson finds memory enough: the computer's, or the container's."""
     import psutil
 
     from labkit.hardware import machine
 
-    free_bytes = psutil.virtual_memory().available
-    limit_bytes = machine().host_memory_bytes
-    if limit_bytes is not None and limit_bytes < MEMORY_BYTES:
-        text = f"{format_bytes(limit_bytes)} in all: the system may end larger lessons"
+    host = psutil.virtual_memory()
+    total_bytes = machine().host_memory_bytes or host.total
+    free_bytes = min(host.available, total_bytes, _container_free_bytes() or total_bytes)
+    if total_bytes < MEMORY_BYTES:
+        text = f"{format_bytes(total_bytes)} in all: the system may end lessons"
         remedy = f"give the computer, container or hub {format_bytes(MEMORY_BYTES)} or more"
-        return [Finding("note", "memory", text, remedy)]
-    text = f"{format_bytes(free_bytes)} are free"
-    if free_bytes < MEMORY_BYTES:
+        return [Finding("problem", "memory", text, remedy)]
+    text = f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free"
+    if free_bytes < AMPLE_BYTES:
         remedy = (
-            f"end other programs and kernels: a lesson takes up to {format_bytes(MEMORY_BYTES)}"
+            "run one lesson at a time, and end other programs and kernels: "
+            f"one lesson fits in {format_bytes(MEMORY_BYTES)}"
         )
-        return [Finding("note", "memory", f"only {text}: larger lessons may be ended", remedy)]
+        return [Finding("note", "memory", text, remedy)]
     return [Finding("ok", "memory", text)]
+
+
+def _container_free_bytes() -> int | None:
+    """What a container (Linux, cgroups of version 2) has left; None without a limit."""
+    try:
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        of_kind = {kind: int(amount) for kind, amount in map(str.split, lines)}
+    except (OSError, ValueError):  # none, or of version 1; no limit is the word "max"
+        return None
+    # Pages of files give way to whoever needs the memory.
+    return max(1, limit - used + of_kind["active_file"] + of_kind["inactive_file"])
 
 
 def check_cores() -> list[Finding]:
@@ -182,12 +234,12 @@ def check_compiler() -> list[Finding]:
     from labkit.compilers import missing_compiler
 
     named = os.environ.get("CXX")
-    lacking = missing_compiler()
-    if lacking is None and (words := _compilers_complaint()):
+    lacking = own_pip(missing_compiler() or "")
+    if not lacking and (words := _compilers_complaint()):
         text = f"the C++ compiler cannot compile one line ({words}): two lessons show less"
         remedy = "unset CXX" if named else "install it again, with its standard library"
         return [Finding("note", "compiler", text, remedy)]
-    if lacking is None:
+    if not lacking:
         return [Finding("ok", "compiler", "torch.compile has what it needs")]
     what, _, remedy = lacking.partition(": ")
     if named and shutil.which(named) is None and "C++" in what:
@@ -202,9 +254,9 @@ def _compilers_complaint() -> str | None:
 
     if sys.platform == "win32" or hardware.device().type == "cuda":
         return None
-    from torch._inductor.cpp_builder import get_cpp_compiler
+    from labkit.compilers import cpp_compiler
 
-    command = [get_cpp_compiler(), "-fsyntax-only", "-x", "c++", "-"]
+    command = [cpp_compiler(), "-fsyntax-only", "-x", "c++", "-"]
     done = subprocess.run(
         command, input="#include <vector>\n", capture_output=True, text=True, timeout=60
     )
@@ -219,7 +271,7 @@ def check_deepspeed() -> list[Finding]:
 
     findings = []
     if lack := missing():
-        what, _, remedy = lack.rstrip(".").partition(": ")
+        what, _, remedy = own_pip(lack.rstrip(".")).partition(": ")
         text = f"{what}; parts of lessons 16 and 17 are left out"
         findings.append(Finding("note", "deepspeed", text, remedy or "none; the lessons say so"))
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.doctor_packages import on_pythonpath
-from labkit.findings import Finding, first_line, pip
+from labkit.doctor.findings import Finding, first_line, pip
+from labkit.doctor.packages import on_pythonpath
 
 #: Set for this process; kept from the other one, where each is tried by itself.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -34,6 +34,8 @@ _QUESTIONS = {
         "if type(c.lib).__name__.startswith('ErrorHandler'): raise RuntimeError(c.lib.error_msg)"
     ),
 }
+# Their error on a full disk, for which no package is at fault: `check_folders` names it.
+_NO_TEMPORARY_FOLDER = "No usable temporary directory"
 _NEEDS = {"torchao": "peft", "bitsandbytes library": "bitsandbytes"}
 
 # Standard output carries one JSON object a line: a name before it is tried, then how it went.
@@ -59,6 +61,9 @@ for name, needs, statement in json.loads(sys.argv[1]):
         failed.add(name)
     else:
         tell(name=name, error=None)
+        if name == "torch":  # a decorator that compiles would load half of PyTorch
+            sys.modules["torch"].compile = lambda f=None, **options: f or (lambda g: g)
+os._exit(0)  # to take all of it down again takes long
 """
 
 
@@ -94,7 +99,11 @@ class Imports:
     def check(self) -> list[Finding]:
         """Wait for the other process; a finding for each package at fault, or one for all."""
         errors = self._wait()
-        guilty = {name: error for name, error in errors.items() if error}
+        guilty = {
+            name: error
+            for name, error in errors.items()
+            if error and _NO_TEMPORARY_FOLDER not in error["error"]
+        }
         to_blame = self._missing | set(guilty)
         findings = [
             _broken(name, error["error"])
@@ -173,7 +182,16 @@ def _reinstall(module: str) -> str:
     if origin and on_pythonpath(origin):  # which comes before what pip installs
         return f"remove `{origin}`, or take its folder off PYTHONPATH"
     name = next((name for name, known in _MODULES.items() if known == module), module)
-    return pip(f"install --force-reinstall --no-deps {name.replace('_', '-')}")
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # a question's name, not a package's
+        return "make the environment again, as the README says"
+    wanted = f"{name.replace('_', '-')}=={version}"
+    if name != "torch":
+        return pip(f"install --force-reinstall --no-deps {wanted}")
+    if "+" in version:  # a build for the CPU, or for another CUDA: pip alone would change it
+        return f"install torch {version} again as https://pytorch.org/get-started/locally says"
+    return pip(f"install --force-reinstall {wanted}")  # or one of the libraries that it requires
 
 
 def _origin(module: str) -> Path | None:

@@ -11,23 +11,34 @@ import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.findings import Finding
+from labkit.doctor.findings import Finding, first_line
 from labkit.memory import GIB, MIB, format_bytes
 
 NEARLY_FULL = 0.5  # of a card's memory in others' hands: lessons at GPU size may not fit
-_QUESTION = "--query-gpu=driver_version,memory.used,memory.total"
+_QUESTION = "--query-gpu=driver_version,uuid,memory.used,memory.total"
+_NO_DEVICES = 6  # exit codes of nvidia-smi's, from its manual
+_NOT_LOADED = 9
+
+
+class Card(NamedTuple):
+    """One GPU, as ``nvidia-smi`` sees it; None where it does not tell."""
+
+    uuid: str
+    used_bytes: int | None
+    total_bytes: int | None
 
 
 class Driver(NamedTuple):
-    """What ``nvidia-smi`` says. Bytes are of the first GPU; None where it does not tell."""
+    """What ``nvidia-smi`` says, of every GPU, also those that are hidden from PyTorch."""
 
     version: str
-    used_bytes: int | None = None
-    total_bytes: int | None = None
+    cards: tuple[Card, ...] = ()
+    exit_code: int = 0
+    error: str = ""
 
 
 def nvidia_driver() -> Driver | None:
-    """NVIDIA's driver where ``nvidia-smi`` finds a GPU, else None."""
+    """NVIDIA's driver where ``nvidia-smi`` finds a GPU or fails, else None."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -36,13 +47,19 @@ def nvidia_driver() -> Driver | None:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return Driver("not answering")
-    fields = [field.strip() for field in answer.stdout.partition("\n")[0].split(",")]
-    if answer.returncode or not fields[0]:
+    if answer.returncode == _NO_DEVICES:
         return None
-    used, total = (
-        int(text) * MIB if text.isdecimal() else None for text in [*fields[1:], "", ""][:2]
-    )
-    return Driver(fields[0], used, total)
+    if answer.returncode:
+        words = first_line(answer.stdout) or first_line(answer.stderr) or "it gives no reason"
+        return Driver("not working", exit_code=answer.returncode, error=words)
+    rows = [[field.strip() for field in line.split(",")] for line in answer.stdout.splitlines()]
+    whole = [row for row in rows if len(row) == len(_QUESTION.split(","))]
+    cards = [Card(uuid, _bytes(used), _bytes(total)) for _, uuid, used, total in whole]
+    return Driver(rows[0][0], tuple(cards)) if rows else None
+
+
+def _bytes(mebibytes: str) -> int | None:
+    return int(mebibytes) * MIB if mebibytes.isdecimal() else None
 
 
 def check_gpu() -> list[Finding]:
@@ -62,8 +79,19 @@ def check_gpu() -> list[Finding]:
     if driver is None:
         text = f"none to measure ({here.name}): lessons simulate the one that you name"
         return [Finding("ok", "gpu", text)]
+    if driver.error:
+        return [_failing(driver)]
     text = f"there is an NVIDIA driver ({driver.version}), but this PyTorch cannot use it"
     return [Finding("problem", "gpu", text, _remedy(driver))]
+
+
+def _failing(driver: Driver) -> Finding:
+    """A driver that fails; where none is loaded, there may be no GPU, and the tool alone."""
+    text = f"`nvidia-smi` fails (exit code {driver.exit_code}): {driver.error}"
+    remedy = "restart the computer; if that does not help, install the NVIDIA driver again"
+    if driver.exit_code == _NOT_LOADED:
+        return Finding("note", "gpu", text, f"where there is an NVIDIA GPU, {remedy}")
+    return Finding("problem", "gpu", text, remedy)
 
 
 def _remedy(driver: Driver) -> str:
@@ -119,13 +147,17 @@ def runs_on(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
 
 
 def _in_use(driver: Driver | None) -> list[Finding]:
-    if driver is None or not driver.total_bytes or driver.used_bytes is None:
+    import torch
+
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    card = next((card for card in driver.cards if card.uuid == uuid), None) if driver else None
+    if card is None or not card.total_bytes or card.used_bytes is None:
         return []
-    if driver.used_bytes <= NEARLY_FULL * driver.total_bytes:
+    if card.used_bytes <= NEARLY_FULL * card.total_bytes:
         return []
-    free_bytes = driver.total_bytes - driver.used_bytes
+    free_bytes = card.total_bytes - card.used_bytes
     text = (
-        f"others hold {driver.used_bytes / GIB:.1f} of its {format_bytes(driver.total_bytes)}; "
+        f"others hold {card.used_bytes / GIB:.1f} of its {format_bytes(card.total_bytes)}; "
         f"{format_bytes(free_bytes)} are free"
     )
     remedy = "end other kernels and programs that use it (`nvidia-smi` lists them)"

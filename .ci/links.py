@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def rules(old: tuple[str, str], new: tuple[str, str]) -> list[tuple[re.Pattern[s
         (rf"(//|%2F%2F){owner}(\.github\.io)(/|%2F){name}{END}",
          rf"\g<1>{new[0].lower()}\g<2>\g<3>{new[1]}"),
         # the folder of a clone; the addresses before it are rewritten already
-        (rf"(git clone \S+/{re.escape(new[1])}(?:\.git)?\s+(?:&&\s+)?cd ){name}{END}",
+        (rf"(git clone [^\n;&]*/{re.escape(new[1])}(?:\.git)?\s*(?:&&|;|\n)\s*cd ){name}{END}",
          rf"\g<1>{new[1]}"),
         (rf"(urlpath=\S*?tree%2F){name}(?=%2F)", rf"\g<1>{new[1]}"),
     ]  # fmt: skip
@@ -130,9 +131,10 @@ def move(root: Path, new: tuple[str, str]) -> list[Path]:
         for path in files(root):
             content = rewritten(path, changes)
             if content is not None:
-                beside = path.with_name(path.name + ".tmp")
-                waiting.append((beside, path))
-                beside.write_bytes(content)
+                with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                    beside = Path(file.name)
+                    waiting.append((beside, path))
+                    file.write(content)
                 shutil.copymode(path, beside)
         for beside, path in waiting:
             os.replace(beside, path)

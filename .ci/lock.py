@@ -9,7 +9,8 @@ other systems need besides stands there with its marker. A file for each step of
 - ``more.txt``: what only a browser, JupyterHub and the site need beyond that.
 
 Limits: torch, and what it alone brings for a GPU, stay without a hash: its builds for CPU and for
-CUDA differ and come from several places. They are pinned by version (constraints.txt).
+CUDA differ and come from several places. constraints.txt pins torch by version; torch sets the
+versions of what it brings.
 
 Usage: `make constraints`, or `python .ci/lock.py UV`, where UV is the command of uv.
 """

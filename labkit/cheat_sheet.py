@@ -22,7 +22,7 @@ from pathlib import Path
 from labkit import headlines
 from labkit.claim_rules import Verdict, all_claims
 from labkit.headline_records import Headline
-from labkit.recorded_table import RecordedGpu, recorded_gpus
+from labkit.recorded_table import RecordedGpu, recorded_gpus, versions_text
 from labkit.sheet_figures import CommonJob, Figures, Row, row
 from labkit.sheet_findings import (
     Finding,
@@ -31,7 +31,6 @@ from labkit.sheet_findings import (
     recorded_findings,
     recorded_pairs,
     run_folder,
-    versions_text,
 )
 from labkit.sheet_order import Move, order_of_adoption
 from labkit.sheet_techniques import TECHNIQUES

@@ -5,6 +5,7 @@ parts of them. A checkpoint is written in parts, too, and a run that is started 
 its last complete one, with as many ranks as there are then.
 
 Limits: the learning rate is constant, nothing is evaluated, and a checkpoint is never removed.
+Loading one runs what its `.metadata` holds, a pickle: the script's heading says so.
 """
 
 from textwrap import indent

@@ -1,17 +1,15 @@
 """Which GPUs have recorded: by name, versions and date, with what each of them recorded.
 
     gpus = recorded_gpus()                  # reads results/<gpu>/
-    print(as_markdown(gpus))
+    [gpu.cells for gpu in gpus]             # the rows of a table below COLUMNS
 
-Used by the site, the cheat sheet and the README, which so cannot differ.
+Used by the site and the cheat sheet, which so cannot differ.
 
 Limits: versions are those of the newest record of a GPU; where its records have several, that is
 said, not listed.
 """
 
-import html
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +74,7 @@ def recorded_gpus(folder: Path | str | None = None) -> tuple[RecordedGpu, ...]:
 
 def _gpu(key: str, lessons: Sequence, runs: Sequence, table: Any) -> RecordedGpu:
     records = sorted([*lessons, *runs, *([table] if table else [])], key=lambda each: each.date)
-    spelled = [versions(record.machine) for record in records]
+    spelled = [versions_text(record.machine, _PACKAGES) for record in records]
     return RecordedGpu(
         key=key,
         name=str(records[-1].machine["name"]),
@@ -90,29 +88,10 @@ def _gpu(key: str, lessons: Sequence, runs: Sequence, table: Any) -> RecordedGpu
     )
 
 
-def versions(machine: Mapping[str, Any]) -> str:
-    """The versions of driver, CUDA and libraries in a record's machine, in words."""
+def versions_text(
+    machine: Mapping[str, Any], packages: Sequence[str] = ("torch", "transformers")
+) -> str:
+    """The versions of these packages in a record's machine, in words."""
     found = machine.get("versions")
     found = found if isinstance(found, Mapping) else {}
-    return ", ".join(f"{name} {found[name]}" for name in _PACKAGES if found.get(name))
-
-
-def as_html(gpus: Iterable[RecordedGpu]) -> str:
-    """The table as HTML, everything escaped."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in COLUMNS)
-    body = "".join(
-        f'<tr><th scope="row">{html.escape(gpu.cells[0])}</th>'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in gpu.cells[1:])
-        + "</tr>"
-        for gpu in gpus
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def as_markdown(gpus: Sequence[RecordedGpu]) -> str:
-    """The table in Markdown, everything escaped; a sentence where nobody has recorded."""
-    if not gpus:
-        return NOBODY
-    lines = [COLUMNS, ["---"] * len(COLUMNS)]
-    lines += [[re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", cell) for cell in gpu.cells] for gpu in gpus]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return ", ".join(f"{name} {found[name]}" for name in packages if found.get(name))

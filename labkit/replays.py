@@ -1,7 +1,7 @@
 """Replay the event log of a run through a model of PyTorch's caching allocator.
 
-That gives what a log of tensors cannot: reserved memory, fragmentation, the map of segments at any
-moment, and the exact request that fails under a budget, without a GPU.
+That gives what a log of tensors cannot: reserved memory, fragmentation, the exact request that
+fails under a budget, and (by `Player`) the map of segments at any moment, without a GPU.
 
 Source: ``resize_bytes_cuda`` in PyTorch's ``aten/src/ATen/native/cuda/Resize.cpp`` for a storage
 that changes its size in place; `labkit.allocator` for the rest.
@@ -14,10 +14,9 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from labkit.allocator import CachingAllocator
-from labkit.memory import Category, InputError, OutOfMemory, Storage, Trace, one_of
+from labkit.memory import Category, InputError, OutOfMemory, Trace, one_of
 from labkit.tracker import SimulatedOutOfMemory
 
 
@@ -61,25 +60,6 @@ class Replay:
             before = self.allocated_bytes[first - 1] if first else 0
             peaks.append(max(self.highest_bytes[first:last], default=before))
         return tuple(peaks)
-
-    def segments_at(self, index: int) -> list[dict[str, Any]]:
-        """The segments just after event ``index`` of the trace; before the first one for -1.
-
-        As `CachingAllocator.segments` gives them. Blocks are named by what they hold: a category,
-        then the parameter, else the operator and module that allocated it.
-
-        Raises:
-            InputError: the trace has no event ``index``.
-        """
-        most = len(self.trace.events) - 1
-        if type(index) is not int or not -1 <= index <= most:
-            raise InputError(f"index must be a whole number from -1 to {most}, not {index!r}")
-        player = Player(self.trace, self.budget_bytes, self.expandable_segments, named=True)
-        for number in self.indices:
-            if number > index:
-                break
-            player.play(number)
-        return player.allocator.segments()
 
 
 def replay(
@@ -130,11 +110,9 @@ class Player:
     """Gives the events of a trace to an allocator, one by one: `play` each index in order, and look
     at ``allocator`` in between."""
 
-    def __init__(
-        self, trace: Trace, budget_bytes: int | None, expandable: bool, *, named: bool = False
-    ) -> None:
+    def __init__(self, trace: Trace, budget_bytes: int | None, expandable: bool) -> None:
         self.allocator = CachingAllocator(budget_bytes=budget_bytes, expandable_segments=expandable)
-        self.trace, self.named = trace, named
+        self.trace = trace
         self.failure: OutOfMemory | None = None
         self._held: dict[int, tuple[int, int]] = {}  # storage: its handle and bytes
 
@@ -160,13 +138,12 @@ class Player:
         return highest_bytes
 
     def _allocate(self, index: int, number: int, nbytes: int, held_bytes: int) -> int:
-        name = _name(self.trace.storages[number]) if self.named else ""
         try:
-            return self.allocator.allocate(nbytes, name)
+            return self.allocator.allocate(nbytes)
         except SimulatedOutOfMemory:
             self.failure = self._failed(index, number, nbytes, held_bytes)
         self.allocator.budget_bytes = None
-        return self.allocator.allocate(nbytes, name)
+        return self.allocator.allocate(nbytes)
 
     def _failed(self, index: int, number: int, nbytes: int, held_bytes: int) -> OutOfMemory:
         storages, allocator = self.trace.storages, self.allocator
@@ -186,8 +163,3 @@ class Player:
             module=storages[number].module,
             operator=storages[number].operator,
         )
-
-
-def _name(storage: Storage) -> str:
-    where = storage.name or " in ".join(filter(None, [storage.operator, storage.module]))
-    return f"{storage.category} {where}".rstrip()

@@ -50,7 +50,7 @@ class Section:
 
 def sections(sheet: Sheet) -> tuple[Section, ...]:
     """Everything that page and PDF show, in order."""
-    return techniques(sheet), order(sheet), questions(sheet), trial(sheet), gpus(sheet)
+    return techniques(sheet), order(sheet), questions(sheet), trial(sheet), gpus(sheet.gpus)
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -210,12 +210,12 @@ def _tallies(sheet: Sheet) -> list[str]:
     return lines
 
 
-def gpus(sheet: Sheet) -> Section:
+def gpus(recorded: Sequence[recorded_table.RecordedGpu]) -> Section:
     """The GPUs that have recorded, by name, versions and date."""
-    note = "Read from results/, where `labkit record` stores what a GPU gives."
+    note = "Read from results/, where labkit record stores what a GPU gives."
     widths = (24, 16, 8, 28, 14, 50)
     columns = tuple(zip(recorded_table.COLUMNS, widths, strict=True))
-    rows = tuple(gpu.cells for gpu in sheet.gpus)
+    rows = tuple(gpu.cells for gpu in recorded)
     return Section("GPUs recorded", note if rows else recorded_table.NOBODY, columns, rows)
 
 
@@ -393,16 +393,3 @@ def _table(section: Section, kept: Sequence[int]) -> list[str]:
     rows = [[name for name, _ in section.columns], *section.rows]
     head, *body = [[row[place].replace("|", "\\|") for place in kept] for row in rows]
     return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(kept), *body]]
-
-
-def in_text(text: str, block: str) -> str:
-    """``text`` with the block between the markers replaced by ``block``.
-
-    Raises:
-        InputError: the markers are not there, once and in this order.
-    """
-    before, begin, rest = text.partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not begin or not end:
-        raise InputError(f"there is no {MARKERS[0]} … {MARKERS[1]} to fill")
-    return before + block + after

@@ -6,7 +6,6 @@ unless told otherwise.
 
 import itertools
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from labkit.headline_records import Entry
 from labkit.lessons import RUN_FOLDER
 from labkit.memory import InputError, format_bytes
 from labkit.outcomes import RUN_VARIABLE
+from labkit.recorded_table import versions_text
 from labkit.report import found_here
 from labkit.sheet_techniques import TECHNIQUES, Technique
 
@@ -87,14 +87,6 @@ def _findings(result: results.Result, source: str, *, recorded: bool) -> list[Fi
         for entry in result.judgements
         if entry["id"] in all_claims()
     ]  # fmt: skip
-
-
-def versions_text(machine: Mapping) -> str:
-    """The versions that decide a figure, in words."""
-    versions = machine.get("versions")
-    versions = versions if isinstance(versions, Mapping) else {}
-    wanted = ("torch", "transformers")
-    return ", ".join(f"{name} {versions[name]}" for name in wanted if versions.get(name))
 
 
 def recorded_pairs(folder: Path | None = None) -> list[Pair]:

@@ -101,7 +101,8 @@ def _start(recipe: Recipe) -> str:
 On M machines with G GPUs each, on every one of them:
     torchrun --nnodes M --nproc-per-node G --rdzv-backend c10d --rdzv-id my-run \\
         --rdzv-endpoint FIRST_MACHINE:29500 THIS_FILE my.txt
-Started again, it goes on after its last checkpoint."""
+Started again, it goes on after its last checkpoint. A checkpoint folder is a program, as loading
+it unpickles its .metadata: go on only after one that you wrote."""
 
 
 def _imports(recipe: Recipe) -> str:

@@ -29,6 +29,7 @@ suppress_warnings = [
 html_theme = "furo"
 html_title = "GPU Memory Lab"
 html_favicon = "static/icon.svg"
+templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"

@@ -5,7 +5,8 @@ page is the README; only the cheat sheet, the verdicts and the recorded GPUs are
 the functions that fill the report and the printed sheet.
 
 Limits: a lesson that the run has not executed, or that failed, has no page: links to it lead to the
-repository. Lessons are shown in the order of their numbers.
+repository. A notebook of one's own in the run has none either. Lessons are shown in the order of
+their numbers.
 """
 
 import posixpath
@@ -26,7 +27,6 @@ from labkit.memory import InputError
 from labkit.outcomes import Outcome, read_outcomes, stored_result
 from labkit.readable import scrolling
 from labkit.results import Result
-from labkit.sheet_findings import versions_text
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Where executed lessons lie among the pages.
@@ -55,11 +55,11 @@ def repository() -> str:
 
 
 def write_pages(course: Path, folder: Path, sheet: Sheet) -> list[str]:
-    """Write what Sphinx renders into ``folder``, which is emptied first.
+    """Write what Sphinx renders into ``folder``.
 
     Args:
         course: the folder of a `labkit run`.
-        folder: for this alone.
+        folder: a new one, or an empty one.
         sheet: the cheat sheet, built on that run.
 
     Returns:
@@ -69,10 +69,10 @@ def write_pages(course: Path, folder: Path, sheet: Sheet) -> list[str]:
         InputError: ``course`` holds no lesson that passed, or something damaged.
         OSError: ``folder`` cannot be written.
     """
-    outcomes = [outcome for outcome in read_outcomes(course) if outcome.passed]
+    lessons = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    outcomes = [o for o in read_outcomes(course) if o.passed and o.name in lessons]
     if not outcomes:
         raise InputError(f"no lesson in {course} has passed: `labkit run --out {course}`")
-    shutil.rmtree(folder, ignore_errors=True)
     names = _lesson_names()
     for outcome in outcomes:
         _write_lesson(outcome, names.get(outcome.name, ""), course, folder)
@@ -161,7 +161,7 @@ def _about(outcome: Outcome, result: Result | None) -> str:
         f"[Notebook in the repository]({repository()}/blob/main/notebooks/{name})"
     ]
     if result is not None:
-        where = _plain(f"{result.where}, {versions_text(result.machine)}")
+        where = _plain(f"{result.where}, {recorded_table.versions_text(result.machine)}")
         lines.append(f"Executed {result.date[:10]} on {where}.")
     return "  \n".join(lines)
 
@@ -221,7 +221,7 @@ def _write_sheet(sheet: Sheet, folder: Path) -> None:
         f"[the sheet as PDF](path:{DOWNLOADS}/{_PDF}). Made {sheet.date[:10]}; {sheet.versions}.",
     ]
     for section in sheet_export.sections(sheet):
-        lines += [f"## {section.heading}", _raw(f'<div class="made">{section._repr_html_()}</div>')]
+        lines += [f"## {section.heading}", _section(section)]
     _write(folder / "cheat-sheet.md", "\n\n".join(lines) + "\n")
 
 
@@ -248,8 +248,7 @@ def _verdicts(found: Sequence[Result]) -> str:
 def _write_results(folder: Path) -> None:
     """The README of the results, with the table of who recorded."""
     path = folder / "results" / "README.md"
-    gpus = recorded_table.recorded_gpus()
-    table = _table(recorded_table.as_html(gpus), "GPUs recorded") if gpus else recorded_table.NOBODY
+    table = _section(sheet_export.gpus(recorded_table.recorded_gpus()))
     head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
     _write(path, f"{head}\n\n{table}\n\n{rest}")
 
@@ -257,6 +256,10 @@ def _write_results(folder: Path) -> None:
 def _raw(text: str) -> str:
     """A block of HTML in Markdown: one line, so that nothing in it can end the block."""
     return f"````{{raw}} html\n{' '.join(text.splitlines())}\n````"
+
+
+def _section(section: sheet_export.Section) -> str:
+    return _raw(f'<div class="made">{section._repr_html_()}</div>')
 
 
 def _table(text: str, label: str) -> str:

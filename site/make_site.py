@@ -9,6 +9,7 @@ Exits with 0; 1 where Sphinx warns of anything; 2 for bad input.
 import argparse
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from course_pages import write_pages
@@ -25,7 +26,7 @@ _MARK = "objects.inv"
 
 
 def make(course: Path, out: Path, sheet: Sheet) -> int:
-    """Render the run in ``course`` into ``out``; Sphinx's exit code.
+    """Render the run in ``course`` into ``out``; Sphinx's exit code, and if it is 0 a new site.
 
     Raises:
         InputError: ``course`` holds no lesson that passed, or ``out`` is not empty and no site.
@@ -33,12 +34,14 @@ def make(course: Path, out: Path, sheet: Sheet) -> int:
     """
     if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
         raise InputError(f"{out} holds something else than a site; name another folder")
-    pages = out.with_name(f"{out.name}-pages")
-    lessons = write_pages(course, pages, sheet)
-    shutil.rmtree(out, ignore_errors=True)
-    trees = out.with_name(f"{out.name}-trees")
-    code = build_main(["-q", "-E", "-W", "--keep-going", "-n", "-d", str(trees), "-c", str(HERE),
-                       str(pages), str(out)])  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        pages, made = Path(folder, "pages"), Path(folder, "made")
+        lessons = write_pages(course, pages, sheet)
+        code = build_main(["-q", "-W", "--keep-going", "-n", "-d", str(Path(folder, "trees")),
+                           "-c", str(HERE), str(pages), str(made)])  # fmt: skip
+        if code == 0:
+            shutil.rmtree(out, ignore_errors=True)
+            shutil.move(made, out)
     if code == 0:
         print(f"Site: {(out / 'index.html').resolve()} ({len(lessons)} lessons)")
     return code

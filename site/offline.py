@@ -90,10 +90,16 @@ def _formula(translator: Any, node: nodes.Element, display: str) -> str:
     return mathml(text, display) or translator.encode(text)
 
 
+IN_REACH = 'tabindex="0" role="group" aria-label="Table"'
+
+
 def reachable(app: Sphinx, page: str, template: str, context: dict[str, Any], _: Any) -> None:
-    """Put code that scrolls within the keyboard's reach; give the sidebar's headings a level."""
+    """What axe asks of a page: code and tables that scroll are within the keyboard's reach, a
+    table's empty corner is no heading, the sidebar's headings have a level."""
     for part, old, new in (
         ("body", "<pre>", '<pre tabindex="0">'),
+        ("body", '<th class="head"><p></p></th>', "<td></td>"),
+        ("body", '<div class="table-wrapper', f'<div {IN_REACH} class="table-wrapper'),
         ("furo_navigation_tree", 'role="heading"', 'role="heading" aria-level="2"'),
     ):
         context[part] = context.get(part, "").replace(old, new)

@@ -34,6 +34,12 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
          "--disable-component-update", "--no-first-run"]  # fmt: skip
 EMPTY_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="117" height="20"/>'
 WIDE, NARROW = (1360, 900), (400, 800)
+#: Of axe.
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+RUN = """([context, off]) => axe.run(context, {
+    runOnly: {type: 'tag', values: %s}, rules: off, preload: false, resultTypes: ['violations'],
+}).then(found => found.violations.flatMap(rule => rule.nodes.map(
+    node => `${rule.id}: ${node.target.join(' ')}: ${node.failureSummary} ${node.html}`)))"""
 
 watches: list["Watch"] = []
 """Of the pages that are open now."""
@@ -198,6 +204,22 @@ def watched(
     finally:
         watches.remove(watch)
         context.close()
+
+
+def violations(page: Any, context: Any = None, *, off: Sequence[str] = ()) -> list[str]:
+    """What axe finds on the page, or in the elements of ``context`` only."""
+    need("axe_playwright_python")
+    from axe_playwright_python.base import AXE_SCRIPT
+
+    page.evaluate(AXE_SCRIPT)
+    rules = {rule: {"enabled": False} for rule in off}
+    return page.evaluate(RUN % json.dumps(RULES), [context or {"include": ["html"]}, rules])
+
+
+def hold_to_axe(page: Any) -> None:
+    """Fail on anything that ``violations`` finds, with all of it."""
+    found = violations(page)
+    assert not found, "\n".join(found)
 
 
 def shot(page: Any, name: str, *, whole: bool = False) -> Path:

@@ -9,46 +9,25 @@ Limits: axe finds what a program can; it says nothing about what is hard to unde
 import json
 from types import SimpleNamespace
 
-import browsing
 import nbformat
 import pandas as pd
 import pytest
-from browsing import NARROW, WIDE, shot, watched
+from browsing import NARROW, WIDE, hold_to_axe, shot, violations, watched
 from fake_runs import fake_run, traced_run
 from lesson_files import notebook, result, run
 from nbformat.v4 import new_markdown_cell, new_output
 
-from labkit import claims, classroom, classroom_page, report, session, sheet_export
+from labkit import claims, classroom, report, session, sheet_export
+from labkit.classroom import page as classroom_page
 from labkit.outcomes import Outcome
 from labkit.results import RESULT_MIME
 from labkit.show import cards, plots
 
 pytestmark = pytest.mark.browser
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 NOT_OURS = [".noUi-handle"]  # a slider's: ipywidgets gives it no name; its label stands beside it
 # The only way in which ipywidgets 7 and 8 name a field that has no label of theirs beside it; the
 # question that it belongs to stands above it.
 NOT_OUR_RULES = ["label-title-only"]
-RUN = """([context, off]) => axe.run(context, {
-    runOnly: {type: 'tag', values: %s}, rules: off, preload: false, resultTypes: ['violations'],
-}).then(found => found.violations.flatMap(rule => rule.nodes.map(
-    node => `${rule.id}: ${node.target.join(' ')}: ${node.failureSummary} ${node.html}`)))"""
-
-
-def violations(page, context=None, *, off=()):
-    """What axe finds on the page, or in the elements of ``context`` only."""
-    browsing.need("axe_playwright_python")
-    from axe_playwright_python.base import AXE_SCRIPT
-
-    page.evaluate(AXE_SCRIPT)
-    rules = {rule: {"enabled": False} for rule in off}
-    return page.evaluate(RUN % json.dumps(RULES), [context or {"include": ["html"]}, rules])
-
-
-def hold_to_axe(page):
-    """Fail on anything that ``violations`` finds, with all of it."""
-    found = violations(page)
-    assert not found, "\n".join(found)
 
 
 @pytest.fixture(params=[WIDE, NARROW], ids=["wide", "narrow"])

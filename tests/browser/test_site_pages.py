@@ -4,16 +4,18 @@ import functools
 import http.server
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import browsing
 import pytest
-from browsing import NARROW, WIDE, shot
+from browsing import NARROW, WIDE, hold_to_axe, shot
 from bs4 import BeautifulSoup
 
-from labkit import sheet_export
+from labkit import results, sheet_export
 from labkit.memory import InputError
+from tests.unit.lesson_files import MACHINE, result
 from tests.unit.site_course import HOSTILE, PLAIN, SECTION, SHEET, WORD, site_modules, write_course
 
 pytestmark = [
@@ -25,14 +27,17 @@ LESSON = f"notebooks/{HOSTILE}.html"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The folder of a site of two lessons."""
+    """The folder of a site of two lessons, and of one GPU that has recorded."""
     browsing.need("sphinx", "myst_nb", "furo")
     folder = tmp_path_factory.mktemp("site")
     write_course(folder / "course")
+    recorded = replace(result(), machine={**MACHINE, "name": "NVIDIA H200"})
+    results.save(recorded, folder / "recorded" / "h200" / "06.json")
     with site_modules(), pytest.MonkeyPatch.context() as patch:
         import make_site
 
         patch.setattr(sheet_export, "sections", lambda sheet: (SECTION,))
+        patch.setattr(results, "result_folders", lambda: [folder / "recorded"])
         assert make_site.make(folder / "course", folder / "out", SHEET) == 0  # and no warning
     return folder / "out"
 
@@ -118,6 +123,10 @@ def test_another_folder_is_not_replaced(site, tmp_path):
     assert make_site.main(["--course", str(tmp_path / "none")]) == 2
 
 
+def test_nothing_is_written_beside_the_site(site):
+    assert sorted(path.name for path in site.parent.iterdir()) == ["course", "out", "recorded"]
+
+
 # --- in a browser --------------------------------------------------------------------------------
 
 
@@ -166,3 +175,19 @@ def test_no_page_scrolls_sideways_or_runs_what_a_lesson_holds(browser, site, siz
                 "all => all.map(e => e.complete && e.naturalWidth > 0)"
             )
             assert all(pictures), name
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("index.html", LESSON, f"search.html?q={WORD}", "verdicts.html", "cheat-sheet.html"),
+        *("results/README.html", "docs/CLOUDS.html"),
+    ],
+)
+def test_a_page_is_held_to_axe(browser, site, name, size):
+    with browsing.watched(browser, size=size) as page:
+        page.goto(f"{site.as_uri()}/{name}")
+        if "search" in name:
+            page.locator("#search-results li a").first.wait_for()
+        hold_to_axe(page)

@@ -38,8 +38,6 @@ def test_every_moment_has_the_segments_of_its_event(expandable):
     played = replay(training_trace(layer_bytes=3 * MIB), expandable_segments=expandable)
     for moment in segments(played).story.moments:
         found = sums(moment.segments)
-        index = played.indices[moment.position] if moment.position >= 0 else -1
-        assert found == sums(played.segments_at(index))
         assert found.used_bytes == played.allocated_bytes[moment.position]
         assert found.reserved_bytes == played.reserved_bytes[moment.position]
 

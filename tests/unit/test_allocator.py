@@ -871,7 +871,6 @@ def test_a_replay_has_one_entry_for_each_event(expandable):
 def test_an_empty_trace_and_empty_storages():
     found = replay(Trace("cpu", (), ()))
     assert (found.peak_allocated_bytes, found.indices, found.step_peaks_bytes()) == (0, (), ())
-    assert found.segments_at(-1) == []
     log = Log()
     log.free(log.hold(0), P.FORWARD)
     empty = log.hold(0)
@@ -977,31 +976,6 @@ def test_peaks_of_the_steps_include_what_a_step_found():
     assert found.indices == (0, 1, 2, 3)
 
 
-def test_blocks_are_named_by_what_they_hold():
-    trace = failing_log()
-    found = replay(trace, budget_bytes=80 * MIB)
-
-    def names(index):
-        return [(b["name"], b["size"]) for s in found.segments_at(index) for b in s["blocks"]]
-
-    assert names(-1) == []
-    assert names(0) == [("weights embed.weight", 30 * MIB)]
-    assert names(1)[1:] == [("buffers aten.mm", 1024), ("", 2 * MIB - 1024)]
-    assert names(3)[3:] == [
-        ("activations aten.mm in layers.0", 12 * MIB),
-        ("gradients aten.mm in layers.1", 5 * MIB),
-        ("", 15 * MIB),
-    ]
-    assert names(4)[3] == ("", 12 * MIB)
-    for index in range(len(trace.events)):
-        at = sums(found.segments_at(index))
-        assert at.used_bytes == found.allocated_bytes[index]
-        assert at.reserved_bytes == found.reserved_bytes[index]
-    for index in (-2, len(trace.events), 1.0, True):
-        with pytest.raises(InputError, match="index"):
-            found.segments_at(index)
-
-
 def test_only_the_device_that_is_asked_for():
     log = Log()
     log.hold(5 * MIB)
@@ -1010,7 +984,6 @@ def test_only_the_device_that_is_asked_for():
     assert replay(log.trace()).indices == (0, 2)
     other = replay(log.trace(), device="cpu:1")
     assert (other.indices, other.allocated_bytes, other.device) == ((1,), (512,), "cpu:1")
-    assert sums(other.segments_at(2)).used_bytes == 512
     with pytest.raises(InputError, match="unknown device"):
         replay(log.trace(), device="cuda:7")
 
@@ -1097,8 +1070,6 @@ def test_a_real_training_step(expandable):
     assert all(a >= t for a, t in zip(found.allocated_bytes, totals, strict=True))
     assert found.peak_reserved_bytes >= found.peak_allocated_bytes >= trace.peak_bytes
     assert len(found.step_peaks_bytes()) == 2
-    names = {b["name"] for s in found.segments_at(trace.peak().index) for b in s["blocks"]}
-    assert "weights 0.weight" in names
 
 
 def test_a_free_block_is_found_without_looking_through_all():

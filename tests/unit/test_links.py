@@ -59,6 +59,14 @@ TEXTS = [
         "git clone https://github.com/Bob-2/my.course_3.git\n    cd my.course_3\n",
     ),
     (
+        "git clone --depth 1 https://github.com/ada/course && cd course",
+        "git clone --depth 1 https://github.com/Bob-2/my.course_3 && cd my.course_3",
+    ),
+    (
+        "git clone https://github.com/ada/course; cd course",
+        "git clone https://github.com/Bob-2/my.course_3; cd my.course_3",
+    ),
+    (
         "git clone https://github.com/ada/course /srv/course\ncd /srv/course",
         "git clone https://github.com/Bob-2/my.course_3 /srv/course\ncd /srv/course",
     ),
@@ -144,22 +152,31 @@ def test_line_ends_and_modes_stay(tmp_path):
 
 def test_disk_that_fills_up_changes_nothing(tmp_path, monkeypatch):
     root = tree(tmp_path, a="https://github.com/ada/course", b="https://github.com/ada/course")
-    before, write = contents(root), Path.write_bytes
+    before, copied = contents(root), []
 
-    def full(path, content):
-        if path.name == "b.md.tmp":
+    def full(source, target):
+        copied.append(source)
+        if source.name == "b.md":
             raise OSError(28, "No space left on device")
-        return write(path, content)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(shutil, "copymode", full)
     with pytest.raises(OSError, match="No space"):
         links.move(root, NEW)
+    assert len(copied) > 1
     assert contents(root) == before
+
+
+def test_a_file_of_ones_own_is_not_taken_for_the_scripts(tmp_path):
+    root = tree(tmp_path, page="https://github.com/ada/course")
+    mine = root / "page.md.tmp"
+    mine.write_text("mine")
+    links.move(root, NEW)
+    assert mine.read_text() == "mine"
 
 
 def test_what_was_interrupted_is_finished_by_the_next_run(tmp_path, monkeypatch):
     root = tree(tmp_path, a="https://github.com/ada/course", z="https://github.com/ada/course")
-    replace = os.replace
+    before, replace = set(contents(root)), os.replace
 
     def stop(source, target):
         if Path(target).name == "z.md":
@@ -170,7 +187,7 @@ def test_what_was_interrupted_is_finished_by_the_next_run(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         links.move(root, NEW)
     assert links.current(root) == OLD
-    assert list(root.rglob("*.tmp")) == []
+    assert set(contents(root)) == before
     monkeypatch.undo()
     assert [path.name for path in links.move(root, NEW)] == ["z.md", "pyproject.toml"]
     assert "ada" not in (root / "a.md").read_text() + (root / "z.md").read_text()

@@ -1,6 +1,7 @@
 """The pages of the site before Sphinx renders them; how the site is built and published."""
 
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import yaml
 
 from labkit import results, sheet_export
 from labkit.memory import InputError
+from labkit.outcomes import Outcome, store
 from tests.unit.lesson_files import MACHINE, result
 from tests.unit.site_course import (
     EVIL,
@@ -86,6 +88,15 @@ def test_a_lesson_keeps_what_can_be_shown_and_says_where_it_ran(pages):
 def test_the_notebook_to_download_is_the_source(pages):
     download = pages() / "downloads" / f"{HOSTILE}.ipynb"
     assert download.read_bytes() == (ROOT / "notebooks" / download.name).read_bytes()
+
+
+def test_a_notebook_of_ones_own_has_no_page(pages, tmp_path):
+    course = tmp_path / "course"
+    shutil.copy(course / f"{PLAIN}.ipynb", course / "partial")
+    store(Outcome("", "mine", "Mine", "passed"), course / "partial", course)
+    folder = pages()
+    assert not (folder / "notebooks" / "mine.ipynb").exists()
+    assert "mine" not in (folder / "index.md").read_text().split()
 
 
 def test_where_nobody_has_recorded_it_says_so(pages, monkeypatch, tmp_path):

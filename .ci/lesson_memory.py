@@ -19,11 +19,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from labkit.family import Family
-from labkit.hardware import machine
-from labkit.lessons import default_folder, find
-from labkit.memory import GIB, InputError, format_bytes
-from labkit.outcomes import Outcome, read_outcomes
+from labkit.course.lessons import default_folder, find
+from labkit.course.outcomes import Outcome, read_outcomes
+from labkit.hardware.this_machine import machine
+from labkit.support.processes import descendants, end_group, host_bytes
+from labkit.values import GIB, InputError, format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "binder" / "README.md"
@@ -50,19 +50,19 @@ def server_bytes() -> int:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         ) as process,
     ):
-        family = Family(process)
-        watchdog = threading.Timer(180, family.kill)
+        watchdog = threading.Timer(180, end_group, [process])
         watchdog.start()
         try:
             if not any("is running at" in line for line in process.stderr):
                 raise InputError("jupyter lab did not start")
             threading.Event().wait(SECONDS_TO_SETTLE)
-            return family.descendants_bytes()
+            return host_bytes(descendants(process))
         finally:
             watchdog.cancel()
-            family.kill()
+            end_group(process)
 
 
 def table(outcomes: Sequence[Outcome], lessons: Iterable[str], server: int, where: str) -> str:

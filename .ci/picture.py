@@ -10,12 +10,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from labkit.memory import Run
-from labkit.results import write_atomic
-from labkit.sheet_figures import CommonJob, simulated
-from labkit.sheet_order import order_of_adoption
+from labkit.cheat_sheet.figures import CommonJob, order_of_adoption, simulated
+from labkit.runs import Run
+from labkit.show.bars import draw_bars
 from labkit.show.picture import DPI, STYLE, Picture
-from labkit.show.plots import draw_bars
+from labkit.support.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = "docs/adoption.png"
@@ -23,7 +22,7 @@ IMAGE = "docs/adoption.png"
 
 def runs(job: CommonJob) -> dict[str, Run]:
     """The plain job, and it with each move on top of the earlier ones, by what to call them."""
-    plain = simulated(job.model, job.card.key, job.recipe)
+    plain = simulated(job, job.recipe)
     named = {"plain training": plain.run}
     for move in order_of_adoption(job):
         named["+ " + move.name.replace(" + ", ", ")] = move.after.run
@@ -31,7 +30,7 @@ def runs(job: CommonJob) -> dict[str, Run]:
 
 
 def draw(job: CommonJob) -> Picture:
-    """The bars, with the card's budget as a line."""
+    """The bars, with the GPU's budget as a line."""
     named = runs(job)
     title = f"{job.model}, one training step: what each technique leaves of the peak"
     return draw_bars(named.values(), labels=list(named), title=title)

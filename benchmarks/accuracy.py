@@ -7,13 +7,13 @@
 
 On the CPU the truth is the allocator's own record (the profiler's memory events), and hand-written
 set-ups follow the recipes. On CUDA it is ``max_memory_allocated`` above what was allocated before,
-and ``max_memory_reserved``, against ``lab.estimate`` for that very card. Errors are signed, in per
+and ``max_memory_reserved``, against ``lab.estimate`` for that very GPU. Errors are signed, in per
 cent of the truth: negative means that the estimate is too low. Their sizes are summed up by group,
 and every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table
 as JSON in ``<out>/<device>/accuracy.json``, with versions and date.
 
-Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the card,
-what the card cannot do, or what fails there is listed, with the reason on standard error, and not
+Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the GPU,
+what the GPU cannot do, or what fails there is listed, with the reason on standard error, and not
 counted.
 """
 
@@ -34,12 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import labkit as lab
 from benchmarks.setups import CAUSES, GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
-from labkit import hardware
-from labkit.accuracy import FILE, RECIPES_GROUP, SETUPS_GROUP, AccuracyTable, Row
-from labkit.catalogue import Gpu
-from labkit.memory import InputError, format_bytes
-from labkit.results import write_atomic
-from labkit.this_gpu import gpu_key, this_card
+from labkit.hardware import cuda, this_machine
+from labkit.hardware.catalogue import Gpu
+from labkit.hardware.this_machine import gpu_key, this_gpu
+from labkit.recording.accuracy import FILE, RECIPES_GROUP, SETUPS_GROUP, AccuracyTable, Row
+from labkit.support.files import write_atomic
+from labkit.values import InputError, format_bytes
 
 Experiment = Callable[..., Iterator[torch.Tensor]]
 #: Errors larger than this, in per cent, are listed with their cause.
@@ -57,10 +57,10 @@ def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
     return Row(name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes, group=group)
 
 
-def on_gpu(name: str, model: str, recipe: lab.Recipe, card: Gpu) -> Row:
+def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
     """What CUDA's allocator, the tracker and the estimate say of a recipe at real size."""
-    simulated = lab.estimate(model, gpu=card, recipe=recipe).run
-    run = lab.measure(recipe.experiment(model))
+    simulated = lab.estimate(model, gpu=gpu, recipe=recipe).run
+    run = lab.measure(lab.training(model, recipe))
     if run.oom is not None:
         return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
     return Row(
@@ -71,7 +71,7 @@ def on_gpu(name: str, model: str, recipe: lab.Recipe, card: Gpu) -> Row:
 
 def small_rows(only: str) -> Iterator[Row]:
     """The tiny recipes, then the hand-written set-ups, on the CPU."""
-    cases = [(name, recipe.experiment(tiny_config()), RECIPES_GROUP)
+    cases = [(name, lab.training(tiny_config(), recipe), RECIPES_GROUP)
              for name, (_, recipe) in SMALL_RECIPES.items()]  # fmt: skip
     cases += [(name, experiment, SETUPS_GROUP) for name, experiment in SETUPS.items()]
     for name, experiment, group in _bar([case for case in cases if only in case[0].lower()]):
@@ -80,24 +80,24 @@ def small_rows(only: str) -> Iterator[Row]:
 
 def large_rows(only: str) -> Iterator[Row]:
     """The recipes at real size, on this CUDA machine."""
-    card = this_card()
+    gpu = this_gpu()
     for name in _bar([name for name in GPU_RECIPES if only in name.lower()]):
         model, recipe = GPU_RECIPES[name]
         try:
-            row = on_gpu(name, model, recipe, card)
-        except InputError as error:  # what this card cannot do, or a library that is missing
+            row = on_gpu(name, model, recipe, gpu)
+        except InputError as error:  # what this GPU cannot do, or a library that is missing
             tqdm.write(f"{name}: {error}", file=sys.stderr)
             row = Row(name, None, None, None)
         except Exception as error:  # one kernel that fails must not cost the other rows
             tqdm.write(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
-            hardware.clear_exception(error)
+            cuda.clear_exception(error)
             row = Row(name, None, None, None)
         yield row
 
 
 def _bar(cases: list) -> Iterator:
     for case in tqdm(cases, leave=False, disable=None):
-        hardware.free_memory()
+        cuda.free_memory()
         yield case
 
 
@@ -215,13 +215,11 @@ def _per_cent(value: float | None, sign: str = "+") -> str:
 
 def store(rows: list[Row], folder: Path) -> Path:
     """Write the rows with the machine's versions; the file is whole or not there."""
-    here = hardware.machine()
+    here = this_machine.machine()
     path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / FILE
     machine = {"kind": here.kind, "name": here.name, "versions": here.versions}
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    record = AccuracyTable(tuple(rows), machine, date).to_dict() | {
-        "error_sizes_per_cent": {g: summary(members) for g, members in _groups(rows).items()}
-    }
+    record = AccuracyTable(tuple(rows), machine, date).to_dict()
     write_atomic(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return path
 
@@ -233,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="store the table as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print the table for README")
     options = parser.parse_args(arguments)
-    here = hardware.machine()
+    here = this_machine.machine()
     if options.gpu and not here.can_measure:
         print(f"--gpu needs a CUDA machine. {here.note}", file=sys.stderr)
         return 2

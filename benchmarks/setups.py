@@ -4,7 +4,7 @@
 model and at real size. ``SETUPS`` are small training loops written as people write them, with what
 else the tracker must understand. ``CAUSES`` says why one of them misses by more than a per cent.
 
-Limits: every recipe of ``GPU_RECIPES`` fits a card of 24 GB, by simulation.
+Limits: every recipe of ``GPU_RECIPES`` fits a GPU of 24 GB, by simulation.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from labkit.recipes import Recipe
+from labkit.plan.recipe import Recipe
 
 SETUPS: dict[str, Callable[..., Iterator[torch.Tensor]]] = {}
 

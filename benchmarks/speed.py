@@ -16,10 +16,10 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import labkit as lab
-from labkit.catalogue import gpu
-from labkit.fake_mode import GPU_DEVICE, fake_tensors
-from labkit.memory import format_bytes
+from labkit.fake.mode import GPU_DEVICE, fake_tensors
+from labkit.hardware.catalogue import gpu
 from labkit.tracker import track
+from labkit.values import format_bytes
 
 
 def real_step_overhead(rounds: int = 7) -> float:

@@ -10,80 +10,65 @@
     run = lab.run(experiment, batch_size=8)   # measured on a GPU, else simulated for a T4
     lab.bars([run])
 
-Everything public is listed in ``__all__``; a name loads its module, and that module's libraries,
-when it is first used.
+docs/API.md documents the public names. A name loads its module, and the libraries that module
+needs, when it is first used: `labkit doctor` must start where PyTorch cannot be imported.
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "labkit.measure": ("measure",),
-    "labkit.simulate": ("simulate",),
-    "labkit.worlds": ("run", "sweep"),
-    "labkit.ranks": ("RankError", "launch"),
-    "labkit.allocator": ("CachingAllocator",),
-    "labkit.replays": ("replay",),
-    "labkit.recipes": ("Recipe",),
-    "labkit.estimates": ("estimate",),
-    "labkit.formula": ("envelope",),
-    "labkit.advice": ("advise",),
-    "labkit.tracker": ("SimulatedOutOfMemory", "track"),
-    "labkit.memory": (
-        "Category", "InputError", "OutOfMemory", "Phase", "Run", "Trace", "format_bytes",
-    ),
-    "labkit.hardware": (
-        "cuda_memory", "free_memory", "gpu", "gpus", "machine", "pretend", "read_snapshot",
-    ),
-    "labkit.models": (
-        "PRECISIONS", "autocast", "batches", "checkpointing", "corpus", "dtype_of", "model",
-        "model_info", "pretrained",
-    ),
-    "labkit.clock": ("Clock",),
-    "labkit.compilers": ("missing_compiler",),
-    "labkit.seeds": ("losses",),
-    "labkit.evaluation": ("held_out_loss",),
-    "labkit.comparing": ("exponent", "relative_error"),
-    "labkit.disk": ("Scratch", "Shelf", "disk_speed", "files"),
-    "labkit.claims": ("claim", "expect"),
-    "labkit.exercises": ("exercise",),
-    "labkit.session": ("folder", "recorded", "result", "start"),
-    "labkit.show.allocation": ("segments",),
-    "labkit.show.calculator": ("calculator",),
-    "labkit.show.curves": ("lines",),
-    "labkit.show.dots": ("dots",),
-    "labkit.show.frontier": ("frontier",),
-    "labkit.show.gantt": ("gantt", "idle_share"),
-    "labkit.show.levels": ("levels",),
-    "labkit.show.pairs": ("side_by_side",),
-    "labkit.show.parts": ("parts", "write_seconds"),
-    "labkit.show.plots": ("bars",),
-    "labkit.show.predictions": ("predict",),
-    "labkit.show.tables": ("table",),
-    "labkit.show.timelines": ("timeline",),
-    "labkit.show.training": ("loss_curves",),
-    "labkit.show.widgets": ("explore",),
-}  # fmt: skip
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+#: The public names by group and by the module that defines them.
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Run an experiment": {
+        "labkit.dispatch": ("run",),
+        "labkit.measurement": ("measure",),
+        "labkit.simulation": ("simulate",),
+        "labkit.distributed.launch": ("launch",),
+        "labkit.tracker": ("track",),
+        "labkit.runs": ("Run",),
+        "labkit.trace": ("Trace",),
+        "labkit.hardware.this_machine": ("pretend",),
+        "labkit.hardware.catalogue": ("gpu", "gpus"),
+        "labkit.hardware.cuda": ("free_memory",),
+        "labkit.values": ("format_bytes", "InputError"),
+    },
+    "Models and data": {
+        "labkit.models.catalogue": ("model", "model_info", "pretrained", "checkpointing"),
+        "labkit.models.precisions": ("dtype_of", "autocast"),
+        "labkit.models.text": ("batches",),
+    },
+    "Plan a training run": {
+        "labkit.plan.recipe": ("Recipe",),
+        "labkit.plan.training": ("training",),
+        "labkit.plan.estimate": ("estimate",),
+        "labkit.plan.advice": ("advise",),
+    },
+    "In a lesson": {
+        "labkit.course.session": ("start", "claim", "expect", "recorded", "result", "folder"),
+        "labkit.exercises.engine": ("exercise",),
+        "labkit.show.predictions": ("predict",),
+        "labkit.show.widgets": ("explore",),
+    },
+    "Compare and draw": {
+        "labkit.toolbox.losses": ("losses",),
+        "labkit.toolbox.compare": ("relative_error",),
+        "labkit.show.bars": ("bars",),
+        "labkit.show.timelines": ("timeline",),
+        "labkit.show.lines": ("lines",),
+        "labkit.show.scatter": ("scatter",),
+        "labkit.show.loss_curves": ("loss_curves",),
+    },
+}
+_MODULE_OF = {
+    name: module
+    for modules in GROUPS.values()
+    for module, names in modules.items()
+    for name in names
+}
 
 __all__ = sorted(_MODULE_OF)
-
-
-class _Package(ModuleType):
-    """Two functions have the names of their modules, which must not take their place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and name in _MODULE_OF:  # it has just been imported
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-# So that nothing is imported before it is used: `labkit doctor` must start where PyTorch cannot.
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -47,10 +48,10 @@ from torch.utils._python_dispatch import (
     _push_mode,
     is_traceable_wrapper_subclass,
 )
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from labkit.collectives import COLLECTIVES, sent_bytes
-from labkit.memory import Category, Event, Mark, Phase, Storage, Trace, Work, format_bytes
+from labkit.out_of_memory import SimulatedOutOfMemory, is_out_of_memory
+from labkit.trace import Category, Event, Phase, Storage, Trace, Work
+from labkit.work import COLLECTIVES, COUNTED, flops_of, moved_bytes, sent_bytes, tensors_in
 
 # A storage keeps the first of these that it ever was.
 PRIORITY = (
@@ -62,30 +63,6 @@ PRIORITY = (
 )
 _DEVICE = torch.ops.prim.device.default
 _RANK = {category: rank for rank, category in enumerate(PRIORITY)}
-
-
-class SimulatedOutOfMemory(torch.OutOfMemoryError):
-    """A request went past the budget of a pretended device. Means what the real error means."""
-
-    def __init__(self, requested_bytes: int, live_bytes: int, budget_bytes: int) -> None:
-        self.requested_bytes = requested_bytes
-        super().__init__(
-            f"Simulated device out of memory. Tried to allocate {format_bytes(requested_bytes)}. "
-            f"The pretended device allows {format_bytes(budget_bytes)}, of which "
-            f"{format_bytes(live_bytes)} is in use."
-        )
-
-
-# What drivers, libraries and the CPU say in a plain RuntimeError.
-_SHORTAGES = ("out of memory", "can't allocate memory", "status_alloc_failed")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch's own class, and the plain RuntimeErrors by which others say it."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _SHORTAGES)
 
 
 class Failure(NamedTuple):
@@ -103,24 +80,33 @@ class _StorageRef(weakref.ref):
     __slots__ = ("address", "number")
 
 
+@dataclass(slots=True)
 class _Entry:
     """What is known of one storage while tracking; becomes a `Storage` afterwards."""
 
-    __slots__ = (
-        "category", "device", "dtype", "module", "name", "nbytes", "operator", "peak_bytes",
-        "phase", "shape",
-    )  # fmt: skip
+    nbytes: int
+    peak_bytes: int
+    device: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    module: str
+    operator: str
+    phase: Phase
+    category: Category = Category.TEMPORARY
+    name: str = ""
 
-    def __init__(self, tensor: torch.Tensor, nbytes: int, tracker: "Tracker") -> None:
-        self.category = Category.TEMPORARY
-        self.device = tracker.counted_as or str(tensor.device)
-        self.dtype = tensor.dtype
-        self.shape = tuple(tensor.shape)
-        self.module = tracker.module_path
-        self.operator = tracker.operator
-        self.phase = tracker.phase
-        self.name = ""
-        self.nbytes = self.peak_bytes = nbytes
+    def storage(self) -> Storage:
+        return Storage(
+            nbytes=self.peak_bytes,
+            category=self.category,
+            device=self.device,
+            operator=self.operator,
+            module=self.module,
+            name=self.name,
+            phase=self.phase,
+            shape=self.shape,
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
 
 
 class Tracker(TorchDispatchMode):
@@ -136,9 +122,11 @@ class Tracker(TorchDispatchMode):
         self.counted_as = ""  # where new storages count, if not where they are
         self._entries: list[_Entry] = []
         self._events: list[Event] = []
-        self._marks: list[Mark] = []
+        self._step_ends: list[int] = []
         self._numbers: dict[int, _StorageRef] = {}
-        self._work: dict[str, list[int]] = {}
+        self._work: dict[str, Work] = {}  # by operator
+        self._work_before = Work()
+        self.step_work: Work | None = None  # of the last whole step; None where none was counted
         self._names: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._known_modules: weakref.WeakSet = weakref.WeakSet()
         self._modules: list[torch.nn.Module] = []
@@ -150,23 +138,34 @@ class Tracker(TorchDispatchMode):
 
     # --- what callers use -----------------------------------------------------------------
 
-    def mark(self, text: str) -> None:
-        """Name this moment; ``step N`` marks begin a training step."""
-        self._marks.append(Mark(len(self._events), text))
+    def end_step(self, *, failed: bool = False) -> None:
+        """End a training step here, where the next one begins.
+
+        The first step begins with the first event that is not setup. ``failed``: an error ended
+        it; a failure during setup is no step.
+        """
+        if failed and not self._step_ends and self._setup_end() is None:
+            return
+        self._step_ends.append(len(self._events))
+        if not failed:
+            done = self.work_done()
+            self.step_work = done - self._work_before if done.calls else None
+            self._work_before = done
+
+    def _setup_end(self) -> int | None:
+        """Return the index of the first event that is not setup."""
+        stepping = (i for i, event in enumerate(self._events) if event.phase is not Phase.SETUP)
+        return next(stepping, None)
 
     def trace(self) -> Trace:
-        """Everything recorded so far, classified."""
-        storages = tuple(
-            Storage(e.peak_bytes, e.category, e.device, e.operator, e.module, e.name, e.phase,
-                    e.shape, str(e.dtype).removeprefix("torch."))
-            for e in self._entries
-        )  # fmt: skip
-        work = {name: Work(*counts) for name, counts in self._work.items()}
-        return Trace(self.main_device, storages, tuple(self._events), tuple(self._marks), work)
+        """Return everything recorded so far, classified."""
+        starts = (self._setup_end() or 0, *self._step_ends[:-1]) if self._step_ends else ()
+        storages = tuple(entry.storage() for entry in self._entries)
+        return Trace(self.main_device, storages, tuple(self._events), starts, dict(self._work))
 
     @contextmanager
     def counting_as(self, device: str) -> Iterator[None]:
-        """What is first met in the block counts as memory of ``device``, wherever it is.
+        """Attribute storages first seen inside the block to ``device``, wherever they are.
 
         For code that would use another device elsewhere. Name the device to measure when tracking
         begins: a made-up one would be taken for it.
@@ -178,7 +177,7 @@ class Tracker(TorchDispatchMode):
             self.counted_as = before
 
     def count_as(self, device: str, tensors: Iterable[torch.Tensor]) -> None:
-        """The same for ``tensors`` that live now, as if from their first moment."""
+        """Attribute ``tensors``, which live now, to ``device`` from their first moment on."""
         for tensor in tensors:
             for number, _ in self._met(tensor):
                 entry = self._entries[number]
@@ -186,17 +185,9 @@ class Tracker(TorchDispatchMode):
                 self.live_bytes[device] += entry.nbytes
                 entry.device = device
 
-    @property
-    def events(self) -> int:
-        """How many events have been recorded so far."""
-        return len(self._events)
-
-    def work_done(self) -> tuple[int, int, int]:
-        """Floating-point operations, bytes moved and bytes sent to other ranks so far."""
-        _, flops, moved, sent = (
-            sum(column) for column in zip([0] * 4, *self._work.values(), strict=True)
-        )
-        return flops, moved, sent
+    def work_done(self) -> Work:
+        """Return the work of all operators so far."""
+        return sum(self._work.values(), start=Work())
 
     @property
     def main_device(self) -> str:
@@ -207,7 +198,7 @@ class Tracker(TorchDispatchMode):
         return next(others, "cpu")
 
     def live_by_category(self) -> dict[Category, int]:
-        """Bytes live right now on the main device, as far as they can be classified yet."""
+        """Return bytes live now on the main device, as far as they can be classified yet."""
         live: Counter[Category] = Counter()
         device = self.main_device
         for ref in self._numbers.values():
@@ -215,9 +206,6 @@ class Tracker(TorchDispatchMode):
             if entry.device == device:
                 live[entry.category] += entry.nbytes
         return {category: live[category] for category in Category if live[category]}
-
-    def _failure(self) -> Failure:
-        return Failure(self.operator, self.module_path, self.phase, self.live_by_category())
 
     # --- entering and leaving -------------------------------------------------------------
 
@@ -282,7 +270,7 @@ class Tracker(TorchDispatchMode):
     # --- storages -------------------------------------------------------------------------
 
     def _met(self, tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-        """Number and new bytes (0 if known) of each storage behind ``tensor``."""
+        """Yield number and new bytes (0 if known) of each storage behind ``tensor``."""
         if is_traceable_wrapper_subclass(tensor):
             for attribute in tensor.__tensor_flatten__()[0]:
                 inner = getattr(tensor, attribute)
@@ -302,7 +290,16 @@ class Tracker(TorchDispatchMode):
             yield ref.number, 0
             return
         number, nbytes = len(self._entries), storage.nbytes()
-        entry = _Entry(tensor, nbytes, self)
+        entry = _Entry(
+            nbytes=nbytes,
+            peak_bytes=nbytes,
+            device=self.counted_as or str(tensor.device),
+            dtype=tensor.dtype,
+            shape=tuple(tensor.shape),
+            module=self.module_path,
+            operator=self.operator,
+            phase=self.phase,
+        )
         ref = _StorageRef(storage, self._freed)
         ref.address, ref.number = address, number
         self._numbers[address] = ref
@@ -364,21 +361,19 @@ class Tracker(TorchDispatchMode):
         self.operator = func.__name__.partition(".")[0]
         try:
             out = func(*args, **kwargs)
-            for item in (out,) if isinstance(out, torch.Tensor) else _tensors(out):
+            for item in (out,) if isinstance(out, torch.Tensor) else tensors_in(out):
                 for number, nbytes in self._met(item):
                     if self.budget_bytes is not None and nbytes:
                         self._check_budget(number, nbytes)
         except Exception as error:
-            # The hooks unwind module and phase on the way out: note them here.
+            # The hooks unwind module and phase on the way out: record them here.
             if is_out_of_memory(error):
-                self.failure = self._failure()
+                self.failure = Failure(
+                    self.operator, self.module_path, self.phase, self.live_by_category()
+                )
             raise
-        if self.count_work and func.namespace in COUNTED and not func.is_view:
+        if self.count_work:
             self._count(func, args, kwargs, out)
-        elif self.count_work and func.namespace in COLLECTIVES:
-            row = self._work.setdefault(self.operator, [0, 0, 0, 0])
-            row[0] += 1
-            row[3] += sent_bytes(func, args)
         self.operator = ""
         return out
 
@@ -386,31 +381,30 @@ class Tracker(TorchDispatchMode):
         device = self._entries[number].device
         if device != self.main_device or self.live_bytes[device] <= self.budget_bytes:
             return
-        # The request failed, so it never was: forget it before saying so.
+        # Remove the failed allocation from the log before raising.
         live_bytes = self.live_bytes[device] - nbytes
         self._forget(number)
         raise SimulatedOutOfMemory(nbytes, live_bytes, self.budget_bytes)
 
     def _forget(self, number: int) -> None:
-        """Take back the newest storage, as if it had not been met."""
+        """Remove the newest storage."""
         entry = self._entries.pop()
-        # Rarely not the last event: the garbage collector may have freed something since.
-        del self._events[max(i for i, e in enumerate(self._events) if e.storage == number)]
+        position = len(self._events) - 1
+        while self._events[position].storage != number:
+            position -= 1  # the garbage collector has freed something since
+        del self._events[position]
         self.live_bytes[entry.device] -= entry.nbytes
         address = next(a for a, ref in self._numbers.items() if ref.number == number)
         del self._numbers[address]
 
     def _count(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        row = self._work.setdefault(self.operator, [0, 0, 0, 0])
-        formula = FLOP_FORMULAS.get(func._overloadpacket)
-        row[0] += 1
-        if formula:
-            row[1] += formula(*args, **kwargs, out_val=out)
-        elif self.operator in QUANTISED_PRODUCTS:
-            row[1] += 2 * out.numel() * args[0].shape[-1]
-        # What returns nothing writes into its arguments: `_foreach_` and fused updates.
-        written = (out,) if func._schema.returns else _overwritten(func, args, kwargs)
-        row[2] += sum(t.numel() * t.element_size() for t in _tensors((args, written)))
+        if func.namespace in COUNTED and not func.is_view:
+            work = Work(1, flops_of(func, args, kwargs, out), moved_bytes(func, args, kwargs, out))
+        elif func.namespace in COLLECTIVES:
+            work = Work(1, sent_bytes=sent_bytes(func, args))
+        else:
+            return
+        self._work[self.operator] = self._work.get(self.operator, Work()) + work
 
     # --- modules, gradients, optimizers ---------------------------------------------------
 
@@ -492,7 +486,7 @@ class Tracker(TorchDispatchMode):
 
     def _classify_state(self, optimizer: torch.optim.Optimizer) -> None:
         for state in optimizer.state.values():
-            for tensor in _tensors(state):
+            for tensor in tensors_in(state):
                 self._classify(tensor, Category.OPTIMIZER)
 
     # --- what autograd saves --------------------------------------------------------------
@@ -505,7 +499,7 @@ class Tracker(TorchDispatchMode):
         return kept, tensor._version
 
     def _observing(self, pack: Callable, unpack: Callable) -> tuple[Callable, Callable]:
-        """Other people's hooks, with what they keep counted."""
+        """Return other people's hooks, with what they keep counted."""
 
         def counted(tensor: torch.Tensor) -> Any:
             try:
@@ -514,7 +508,7 @@ class Tracker(TorchDispatchMode):
                 # Checkpointing keeps the last tensor it needs and then stops the forward.
                 self._classify(tensor, Category.ACTIVATIONS)
                 raise
-            for item in _tensors(kept):
+            for item in tensors_in(kept):
                 self._classify(item, Category.ACTIVATIONS)
             return kept
 
@@ -558,48 +552,6 @@ def _unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
     return tensor
 
 
-def _overwritten(func: Any, args: tuple, kwargs: dict) -> list[Any]:
-    """The arguments that an operator writes into, by its schema."""
-    return [
-        args[place] if place < len(args) else kwargs.get(argument.name)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested tuples, lists and dictionaries."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _tensors(item)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
-
-
-def _attention_flops(query, key, value, *_, **__) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _attention_backward_flops(grad, query, key, value, *_, **__) -> int:
-    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
-
-
-#: Whose operators' work is counted.
-COUNTED = ("aten", "bitsandbytes")
-#: bitsandbytes' products, whose inner dimension is the last of their first argument.
-QUANTISED_PRODUCTS = ("gemm_4bit", "int8_linear_matmul")
-_aten = torch.ops.aten
-# PyTorch's own table, and the CPU's flash attention, which it lacks: the same two products forward
-# and five backward as the CUDA kernel's entry.
-FLOP_FORMULAS = {
-    **flop_registry,
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-}
-
-
 def track(
     *, budget_bytes: int | None = None, device: str | None = None, work: bool = False
 ) -> Tracker:
@@ -613,6 +565,6 @@ def track(
             operator too (slower).
 
     Returns:
-        The tracker: ``.mark(text)`` while it runs, ``.trace()`` for the `Trace` at any time.
+        The tracker: ``.end_step()`` after each training step, ``.trace()`` at any time.
     """
     return Tracker(budget_bytes=budget_bytes, device=device, work=work)

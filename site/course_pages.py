@@ -19,14 +19,15 @@ from typing import Any, NamedTuple
 
 import nbformat
 
-from labkit import recorded_table, report, results, sheet_export
-from labkit.cheat_sheet import Sheet
-from labkit.cli_sheet import PAGE
-from labkit.lessons import read_notebook
-from labkit.memory import InputError
-from labkit.outcomes import Outcome, read_outcomes, stored_result
-from labkit.readable import scrolling
-from labkit.results import Result
+from labkit.cheat_sheet import export
+from labkit.cheat_sheet.sheet import Sheet
+from labkit.cli.main import SHEET_PAGE
+from labkit.course import report, results
+from labkit.course.lessons import read_notebook
+from labkit.course.outcomes import Outcome, read_outcomes, stored_result
+from labkit.course.results import Result
+from labkit.recording import summary
+from labkit.values import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Where executed lessons lie among the pages.
@@ -36,7 +37,6 @@ SHOWN = ("text/html", "image/png", "image/jpeg", "image/svg+xml", "text/markdown
          "text/plain")  # fmt: skip
 DOWNLOADS = "downloads"
 _LANGUAGE = {"name": "python", "pygments_lexer": "ipython3"}
-_PDF = "cheat-sheet.pdf"
 #: For the theme: no list of headings beside this page, whose tables need the room.
 _WIDE = "---\nhide-toc: true\n---\n\n"
 
@@ -161,7 +161,7 @@ def _about(outcome: Outcome, result: Result | None) -> str:
         f"[Notebook in the repository]({repository()}/blob/main/notebooks/{name})"
     ]
     if result is not None:
-        where = _plain(f"{result.where}, {recorded_table.versions_text(result.machine)}")
+        where = _plain(f"{result.where}, {summary.versions_text(result.machine)}")
         lines.append(f"Executed {result.date[:10]} on {where}.")
     return "  \n".join(lines)
 
@@ -213,14 +213,13 @@ def _home(chapters: Sequence[Chapter], texts: Sequence[str]) -> str:
 def _write_sheet(sheet: Sheet, folder: Path) -> None:
     downloads = folder / DOWNLOADS
     downloads.mkdir(parents=True, exist_ok=True)
-    sheet_export.write_page(sheet, downloads / PAGE)
-    sheet_export.write_pdf(sheet, downloads / _PDF)
+    export.write_page(sheet, downloads / SHEET_PAGE)
     lines = [
         f"{_WIDE}# Cheat sheet",
-        f"To print: [the sheet as one page](path:{DOWNLOADS}/{PAGE}), "
-        f"[the sheet as PDF](path:{DOWNLOADS}/{_PDF}). Made {sheet.date[:10]}; {sheet.versions}.",
+        f"To print: [the sheet as one page](path:{DOWNLOADS}/{SHEET_PAGE}), on A4 in landscape. "
+        f"Made {sheet.date[:10]}; {sheet.versions}.",
     ]
-    for section in sheet_export.sections(sheet):
+    for section in export.sections(sheet):
         lines += [f"## {section.heading}", _section(section)]
     _write(folder / "cheat-sheet.md", "\n\n".join(lines) + "\n")
 
@@ -232,23 +231,21 @@ def _verdicts(found: Sequence[Result]) -> str:
         "Each claim's rule stood before anything was measured; what four articles say is quoted in "
         "the lesson.",
         "## Executed for this site",
-        _table(report.verdict_table(found), "Verdicts of this run"),
+        _made(report.verdict_table(found)),
         "## Recorded on GPUs",
     ]
     recorded = results.all_recorded()
     if not recorded:
-        parts.append(
-            f"{recorded_table.NOBODY} [How to add your GPU](CONTRIBUTING.md#add-your-gpu)."
-        )
+        parts.append(f"{summary.NOT_YET} [How to add your GPU](CONTRIBUTING.md#add-your-gpu).")
     for gpu, theirs in recorded.items():
-        parts += [f"### {_plain(gpu)}", _table(report.verdict_table(theirs), gpu)]
+        parts += [f"### {_plain(gpu)}", _made(report.verdict_table(theirs))]
     return "\n\n".join(parts) + "\n"
 
 
 def _write_results(folder: Path) -> None:
     """The README of the results, with the table of who recorded."""
     path = folder / "results" / "README.md"
-    table = _section(sheet_export.gpus(recorded_table.recorded_gpus()))
+    table = _section(export.gpus(summary.recorded_gpus()))
     head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
     _write(path, f"{head}\n\n{table}\n\n{rest}")
 
@@ -258,13 +255,12 @@ def _raw(text: str) -> str:
     return f"````{{raw}} html\n{' '.join(text.splitlines())}\n````"
 
 
-def _section(section: sheet_export.Section) -> str:
-    return _raw(f'<div class="made">{section._repr_html_()}</div>')
+def _section(section: export.Section) -> str:
+    return _made(section._repr_html_())
 
 
-def _table(text: str, label: str) -> str:
-    """A table that scrolls by itself where the page is narrow."""
-    return _raw(f'<div class="made">{scrolling(text, label)}</div>')
+def _made(table: str) -> str:
+    return _raw(f'<div class="made">{table}</div>')
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from course_pages import write_pages
 from sphinx.cmd.build import build_main
 
-from labkit.cheat_sheet import Sheet, build
-from labkit.lessons import RUN_FOLDER
-from labkit.memory import InputError
+from labkit.cheat_sheet.sheet import Sheet, build
+from labkit.support.files import RUN_FOLDER
+from labkit.values import InputError
 
 HERE = Path(__file__).resolve().parent
 OUT = Path("build", "site")

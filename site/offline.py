@@ -18,9 +18,9 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from labkit.readable import mend, scrolling
-from labkit.report import mathml
-from labkit.safe_html import sanitise
+from labkit.course.report import mathml
+from labkit.support.html_access import repair, scrolling
+from labkit.support.html_safe import sanitise
 
 
 class WordsForImages(SphinxTransform):
@@ -49,7 +49,7 @@ class NoScripts(SphinxTransform):
             return
         for raw in list(self.document.findall(nodes.raw)):
             if "html" in raw["format"].split():
-                raw.replace_self(nodes.raw("", sanitise(mend(raw.astext())), format="html"))
+                raw.replace_self(nodes.raw("", sanitise(repair(raw.astext())), format="html"))
 
 
 class RepositoryLinks(SphinxPostTransform):

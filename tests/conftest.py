@@ -1,12 +1,49 @@
-"""How hypothesis chooses its examples.
+"""How hypothesis chooses its examples, and which tests stay together on one process.
 
-``course``: the same at each run, so that a change is not held up by what it did not touch.
-``search``: others at each run, for who looks for faults: ``pytest --hypothesis-profile=search``.
+``course``: few examples, the same at each run, so that a change is not held up by what it did not
+touch. ``search``: many, and others at each run, for `make test-all`.
 """
 
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 patient = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("course", patient, derandomize=True)
-settings.register_profile("search", patient)
+settings.register_profile("course", patient, derandomize=True, max_examples=25)
+settings.register_profile("search", patient, max_examples=500)
 settings.load_profile("course")
+
+#: Lessons by their seconds, the longest first.
+LONGEST_FIRST = ("15", "14", "18", "19", "10", "21", "20", "08", "05", "03")
+
+
+class _ByFile(LoadScopeScheduling):
+    """Keep a file's tests on one process, as their fixtures are; a lesson goes by itself."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if file.endswith("test_lessons.py"):
+            return nodeid
+        # Two browsers at once lose clicks and keys, so all pages share one process.
+        return "browser" if "/browser/" in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests out; ``loadgroup``'s marks are lost on pytest 9.2 (pytest-xdist 3.8)."""
+    return _ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put those first that take long, so that none of them begins when all else is done."""
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    """Lessons first, the longest ahead, then the browser and the hub, then all the rest."""
+    if item.get_closest_marker("lessons") is not None:
+        number = next((n for n in LONGEST_FIRST if f"[{n}" in item.name), None)
+        return LONGEST_FIRST.index(number) if number else len(LONGEST_FIRST)
+    return 50 if {"browser", "hub"} & item.keywords.keys() else 100

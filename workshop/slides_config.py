@@ -19,7 +19,7 @@ from pathlib import Path
 from nbconvert.preprocessors import Preprocessor
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labkit.report import markdown
+from labkit.course.report import markdown
 
 LEFT_OUT = {"setup", "parameters", "explore", "exercise", "result"}
 OUTPUT_ONLY = {"plot", "claim"}

@@ -1,80 +1,62 @@
-"""What `labkit doctor` looks at: each problem by name, each with its remedy.
+"""`labkit doctor`: what is wrong with this machine's set-up, each problem with its remedy.
 
-Python, packages, their versions and whether they can be imported, Jupyter's kernel and widgets,
-folders and disks, this machine's memory and cores, environment variables, compilers, GPU and
-driver.
+Python and packages, disks and memory, the small model, the GPU, compilers.
 
-Limits: nothing is changed or downloaded, and no network is asked. What is started ends by itself:
-a Python that imports the packages, the compiler on one line, ``nvidia-smi``. Versions are compared
-with what this package asks for, not with what is newest. What is looked at is this Python's
-environment: Jupyter may run in another one.
+Limits: nothing is changed or downloaded. Versions are compared with what this package asks for and
+is tested with, not with what is newest. Only this Python's environment is checked: Jupyter may run
+in another one.
 """
 
-from labkit.doctor.environment import check_encoding, check_shadows, check_variables
-from labkit.doctor.findings import Check, Finding, first_line, pip
-from labkit.doctor.gpu import check_gpu, nvidia_driver
-from labkit.doctor.imports import Imports
-from labkit.doctor.jupyter import check_jupyter, check_kernel, check_widgets
+from collections.abc import Callable, Iterable
+
+from labkit.doctor.finding import Finding
+from labkit.doctor.gpu import check_gpu
 from labkit.doctor.machine import (
-    check_cache,
-    check_compiler,
-    check_cores,
-    check_deepspeed,
-    check_disk,
-    check_folders,
-    check_loopback,
-    check_memory,
-    check_shared_memory,
-    check_small_model,
-)
-from labkit.doctor.packages import check_labkit, check_packages, check_python, required_names
-
-__all__ = ["Finding", "examine", "nvidia_driver"]
-
-# Those that need no PyTorch run while the packages are being imported in a process of their own.
-_FIRST: tuple[Check, ...] = (
-    check_python,
-    check_labkit,
-    check_packages,
-    check_kernel,
-    check_widgets,
-    check_jupyter,
-    check_shadows,
-    check_encoding,
-    check_cache,
-    check_small_model,
-    check_folders,
-    check_disk,
-    check_shared_memory,
-    check_loopback,
-)
-_WITH_TORCH: tuple[Check, ...] = (
-    check_memory,
-    check_cores,
     check_compiler,
     check_deepspeed,
-    check_gpu,
+    check_disk,
+    check_memory,
+    check_small_model,
 )
+from labkit.doctor.packages import Imports, check_packages, check_python
+
+__all__ = ["Finding", "as_text", "examine"]
 
 
 def examine() -> list[Finding]:
-    """Look at everything. A check that fails itself is a problem, never an exception."""
-    imports = Imports(required_names())
-    findings = [finding for check in _FIRST for finding in _guarded(check)]
-    findings += _guarded(imports.check)
-    findings += _guarded(lambda: check_variables(imports), "variables")
-    if imports.works("torch"):  # importing it might end this process
-        findings += [finding for check in _WITH_TORCH for finding in _guarded(check)]
+    """Check everything. A check that fails itself is a problem, never an exception."""
+    imports = Imports()  # in a process that works while the checks without PyTorch run
+    checks = [check_python, check_packages, check_disk, check_small_model, imports.check]
+    findings = [finding for check in checks for finding in _guarded(check)]
+    if imports.torch_works:  # otherwise importing it might end this process
+        for check in (check_memory, check_compiler, check_deepspeed, check_gpu):
+            findings += _guarded(check)
     return findings
 
 
-def _guarded(check: Check, subject: str | None = None) -> list[Finding]:
-    subject = subject or check.__name__.removeprefix("check_").replace("_", " ")
+def _guarded(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
         return list(check())
-    except Exception as error:  # a broken installation may raise anything; we go on looking
-        text = f"could not be checked: {type(error).__name__}: {first_line(error)}"
-        remedy = "make the environment again, as the README says; if this stays, please report it"
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            remedy = pip(f"install {error.name.partition('.')[0]}")
+    except Exception as error:  # a broken installation may raise anything: the other checks go on
+        subject = check.__name__.removeprefix("check_").replace("_", " ")
+        text = f"could not be checked: {type(error).__name__}: {error}"
+        remedy = "install the packages again, as the README says; if this stays, please report it"
         return [Finding("problem", subject, text, remedy)]
+
+
+def as_text(findings: Iterable[Finding]) -> str:
+    """Return a line for each finding, problems last, and one for each remedy.
+
+    Lines are not wrapped, so that a command can be pasted.
+    """
+    order = ("ok", "note", "problem")
+    ordered = sorted(findings, key=lambda finding: order.index(finding.status))
+    width = max(len(finding.subject) for finding in ordered)
+    lines = []
+    for finding in ordered:
+        lines.append(f"{finding.status:<8} {finding.subject:<{width}}  {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':8} {'':{width}}  -> {finding.remedy}")
+    problems = sum(finding.status == "problem" for finding in ordered)
+    lines.append(f"Problems: {problems}." if problems else "All is well.")
+    return "\n".join(lines)

@@ -1,178 +1,133 @@
-"""`labkit doctor` on Python and on packages: there, in range, at one with each other.
+"""`labkit doctor` on Python and its packages: present, in range, tested, importable.
 
-Limits: versions come from what pip has noted beside each package. Extras other than those for
-learners are not looked at.
+Limits: versions come from what pip recorded beside each package. Extras other than the learners'
+are not checked.
 """
 
 import importlib.metadata
 import os
+import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from importlib.metadata import PackageNotFoundError
 
-from labkit.doctor.findings import Finding, pip
-from labkit.memory import InputError
+from labkit.doctor.finding import Finding, pip_install
+from labkit.support.files import PACKAGE
 
 DISTRIBUTION = "gpu-memory-lab"
-PACKAGE = Path(__file__).resolve().parents[1]
-#: What learners install beyond the package itself, and what it is for.
-EXTRAS = {"notebooks": "to open lessons and to run them here"}
-#: Required packages that commands use and lessons do not; importing them takes a second.
-COMMANDS_ONLY = ("nbformat", "fpdf2")
-MOST_NAMED = 6
+#: What the course has been tested with; `requirements` refuses what is older.
+TESTED = {
+    "torch": "<2.16",
+    "transformers": "<5.24",
+    "peft": "<0.22",
+    "bitsandbytes": "<0.51",
+}
+IMPORTED = (
+    "numpy",
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "datasets",
+    "matplotlib",
+    "ipywidgets",
+)
+IMPORT_SECONDS = 180
+
+# Says the name of each package before importing it: the last name is that of the one that failed.
+_IMPORT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    print(name, flush=True)
+    importlib.import_module(name)
+print("all work")
+"""
 
 
 def check_python() -> list[Finding]:
-    """Which Python this is. (One that is too old does not come so far.)"""
-    version = ".".join(map(str, sys.version_info[:3]))
-    return [Finding("ok", "python", f"{version} (`{sys.executable}`)")]
-
-
-def check_labkit() -> list[Finding]:
-    """Whether labkit is the one of the course that the learner is in, and there is one of it."""
+    """Return which Python and which labkit these are."""
     import labkit
 
-    checkout = PACKAGE.parent
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "labkit" / "claims.toml").is_file() and (folder / "notebooks").is_dir():
-            if folder.resolve() != checkout:
-                text = f"you are in the course in `{folder}`, but labkit comes from `{checkout}`"
-                return [Finding("problem", "labkit", text, pip(f"install -e {_shown(folder)}"))]
-            break
-    noted = {found.version for found in importlib.metadata.distributions(name=DISTRIBUTION)}
-    other = sorted(noted - {labkit.__version__})
-    if other:
-        text = f"{labkit.__version__} in `{checkout}`, but pip has noted {', '.join(other)}"
-        return [Finding("note", "labkit", text, pip(f"install -e {_shown(checkout)}"))]
-    return [Finding("ok", "labkit", f"{labkit.__version__} (`{checkout}`)")]
-
-
-def _shown(folder: Path) -> str:
-    return "." if folder == Path.cwd() else f'"{folder}"'
+    version = ".".join(map(str, sys.version_info[:3]))
+    return [
+        Finding("ok", "python", f"{version} ({sys.executable})"),
+        Finding("ok", "labkit", f"{labkit.__version__} ({PACKAGE})"),
+    ]
 
 
 def requirements() -> list[str]:
-    """What this package asks for, from its installed metadata, else from ``pyproject.toml``.
-
-    Raises:
-        ValueError: neither is there, or the file cannot be read.
-    """
-    project = PACKAGE.parent / "pyproject.toml"
-    if project.is_file():  # a working copy: its file is newer than what was installed from it
-        table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-        extras = table.get("optional-dependencies", {})
-        optional = [
-            f"{requirement.partition(';')[0]} ; extra == '{extra}'"
-            for extra, names in extras.items()
-            for requirement in names
-        ]
-        return [*table.get("dependencies", []), *optional]
-    try:
+    """Return what this package asks for: a checkout's file is newer than what was installed."""
+    file = PACKAGE.parent / "pyproject.toml"
+    if not file.is_file():
         return importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError as error:
-        raise InputError(f"{DISTRIBUTION} is not installed") from error
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    learners = project["optional-dependencies"]["notebooks"]
+    return project["dependencies"] + [f"{line} ; extra == 'notebooks'" for line in learners]
 
 
-def required_names() -> list[str]:
-    """The packages that lessons import, PyTorch first, and the kernel; none if nobody knows."""
-    try:
-        from packaging.requirements import Requirement
-
-        wanted = [Requirement(line).name for line in requirements() if "extra ==" not in line]
-    except (ValueError, ImportError):  # `check_packages` says so
-        return []
-    names = set(wanted) - set(COMMANDS_ONLY)
-    # Where NumPy or PyTorch fail, others do too: they come before them.
-    return ["numpy", "torch", *sorted((names | {"ipykernel"}) - {"numpy", "torch"})]
-
-
-def on_pythonpath(place: Path) -> bool:
-    """Whether Python finds ``place`` through the variable PYTHONPATH."""
-    entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return any(place.resolve().is_relative_to(Path(entry).resolve()) for entry in entries)
-
-
-def check_packages(wanted: Iterable[str] | None = None) -> list[Finding]:
-    """Each required package: there, and in range. Those of extras are only noted if missing."""
+def check_packages() -> list[Finding]:
+    """Check that each required package is present, in range, and not newer than tested."""
     from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
 
-    findings: list[Finding] = []
-    lacking: dict[str, list[str]] = {}
-    well: dict[str, str] = {}
-    for line in requirements() if wanted is None else wanted:
+    findings, present = [], 0
+    for line in requirements():
         requirement = Requirement(line)
-        extra = _extra(requirement)
-        if extra is None or requirement.name.lower() == DISTRIBUTION:
+        marker = requirement.marker
+        if marker is not None and not marker.evaluate({"extra": "notebooks"}):
             continue
-        name, version = requirement.name, _version(requirement.name)
-        if version is None and extra:
-            lacking.setdefault(extra, []).append(name)
-        elif version is None:
-            remedy = pip(f'install "{name}{requirement.specifier}"')
-            findings.append(Finding("problem", name, "is not installed", remedy))
-        elif not requirement.specifier.contains(version, prereleases=True):
-            findings.append(_outside(name, version, requirement.specifier))
+        name, wanted = requirement.name, requirement.specifier
+        remedy = pip_install(f'"{name}{wanted}"')
+        try:
+            version = importlib.metadata.version(name)
+        except PackageNotFoundError:
+            optional = marker is not None and "extra" in str(marker)
+            text = "is not installed" + (", and lessons are opened and run with it" * optional)
+            findings.append(Finding("note" if optional else "problem", name, text, remedy))
+            continue
+        tested = SpecifierSet(TESTED.get(name, ""))
+        if not wanted.contains(version, prereleases=True):
+            findings.append(Finding("problem", name, f"{version} is outside {wanted}", remedy))
+        elif not tested.contains(version, prereleases=True):
+            text = f"{version} is newer than what the course has been tested with ({tested})"
+            remedy = "if a lesson fails, " + pip_install(f'"{name}{wanted & tested}"')
+            findings.append(Finding("note", name, text, remedy))
         else:
-            well[name] = version
-    findings += [_without(extra, names) for extra, names in lacking.items()]
-    findings += _at_odds(well)
-    first = ", ".join(f"{name} {version}" for name, version in list(well.items())[:MOST_NAMED])
-    more = len(well) - MOST_NAMED
-    text = f"{first} and {more} more are as asked for" if more > 0 else first
-    return [Finding("ok", "packages", text), *findings] if well else findings
+            present += 1
+    return [Finding("ok", "packages", f"{present} are present and in range"), *findings]
 
 
-def _extra(requirement: Any) -> str | None:
-    """The learners' extra that asks for it, "" if the package itself does, None if neither."""
-    marker = requirement.marker
-    if marker is None or marker.evaluate({"extra": ""}):
-        return ""
-    return next((extra for extra in EXTRAS if marker.evaluate({"extra": extra})), None)
+class Imports:
+    """Packages being imported in another process, which they may end."""
 
+    def __init__(self) -> None:
+        self.torch_works = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-W", "ignore", "-c", _IMPORT, *IMPORTED],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _without(extra: str, names: list[str]) -> Finding:
-    verb = "is" if len(names) == 1 else "are"
-    text = f"{', '.join(names)} {verb} not installed, which you need {EXTRAS[extra]}"
-    checkout = PACKAGE.parent
-    if (checkout / "pyproject.toml").is_file():
-        where = "" if checkout == Path.cwd() else str(checkout)
-        return Finding("note", extra, text, pip(f'install -e "{where or "."}[{extra}]"'))
-    return Finding("note", extra, text, pip(f'install "{DISTRIBUTION}[{extra}]"'))
-
-
-def _outside(name: str, version: str, wanted: Any) -> Finding:
-    text = f"{version} is outside {wanted}"
-    place = Path(str(importlib.metadata.distribution(name).locate_file("")))
-    if on_pythonpath(place):  # which comes before what pip installs
-        remedy = f"remove {name} from `{place}`, or take that folder off PYTHONPATH"
-        return Finding("problem", name, f"{text} in `{place}`", remedy)
-    return Finding("problem", name, text, pip(f'install "{name}{wanted}"'))
-
-
-def _at_odds(installed: dict[str, str]) -> list[Finding]:
-    """What these packages ask of others, where those are missing or of another version."""
-    from packaging.requirements import Requirement
-
-    findings = {}
-    for name in installed:
-        for line in importlib.metadata.requires(name) or ():
-            asked = Requirement(line)
-            if asked.marker is not None and not asked.marker.evaluate({"extra": ""}):
-                continue
-            version = _version(asked.name)
-            if version is not None and asked.specifier.contains(version, prereleases=True):
-                continue
-            has = f"{version} is installed" if version else "it is not installed"
-            text = f"{name} asks for {asked.name}{asked.specifier}, and {has}"
-            remedy = pip(f'install "{asked.name}{asked.specifier}"')
-            findings[asked.name] = Finding("note", asked.name, text, remedy)
-    return list(findings.values())
+    def check(self) -> list[Finding]:
+        """Wait for the imports, and name the first package that fails."""
+        try:
+            said, errors = self._process.communicate(timeout=IMPORT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            said, errors = self._process.communicate()
+        names = [word for word in said.split() if word in IMPORTED]
+        self.torch_works = "torch" in names[:-1]
+        if said.endswith("all work\n"):
+            return [Finding("ok", "imports", f"{len(IMPORTED)} packages work")]
+        name, code = names[-1], self._process.returncode
+        text = f"importing it ends Python ({code})"
+        if code == 1 and errors.strip():
+            text = f"cannot be imported: {errors.strip().splitlines()[-1]}"
+        remedy = pip_install(f"--force-reinstall --no-deps {name}")
+        if name == "torch":
+            remedy = "install PyTorch again: https://pytorch.org/get-started/locally"
+        return [Finding("problem", name, text, remedy)]

@@ -1,25 +1,30 @@
-"""What the checks of the exercises are built from.
+"""Building blocks for the checks of the exercises.
 
-Each ``expect_…`` and each comparison returns None where all is well, else a sentence for the
-learner, so that a check reads ``return expect_number(...) or memory_target(...)``.
+Each comparison returns None for a right answer, else a sentence for the learner, so that a check
+reads ``return same_losses(...) or memory_target(...)``.
 
 Limits: losses are compared as numbers, step by step; a simulated run has none.
 """
 
 import functools
 import inspect
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.claims import format_value, plain_value
-from labkit.hardware import pretend
-from labkit.memory import GIB, MIB, InputError, Run, format_bytes, one_of
+import torch
 
-WORLDS = ("run", "measure", "simulate")
-# Wrong by one of these factors is a slip with units, and is said to be one.
+from labkit.course.claims import format_value
+from labkit.course.verdicts import plain_value
+from labkit.hardware.this_machine import pretend
+from labkit.measurement import measure
+from labkit.runs import Run
+from labkit.simulation import simulate
+from labkit.toolbox.compare import relative_error
+from labkit.values import GIB, MIB, InputError, format_bytes, one_of, positive_int, shown
+
+MODES = {"measure": measure, "simulate": simulate}
+# An answer that is wrong by one of these factors is probably right in another unit.
 UNIT_SLIPS = {
     1024.0: "1024, a binary prefix",
     1000.0: "1000, a decimal prefix",
@@ -38,19 +43,10 @@ class NotAttempted(Exception):  # noqa: N818 (an outcome, not an error)
 
 
 @dataclass(frozen=True)
-class Feedback:
-    """What a check found, with a message of its own."""
+class Correct:
+    """The result of a check that has something to say about a right answer."""
 
-    correct: bool
     message: str
-
-
-def quote(answer: Any) -> str:
-    """What the learner gave, short enough for a sentence. Never raises."""
-    try:
-        return reprlib.repr(answer)
-    except (Exception, SystemExit):  # `repr` runs the learner's code; 10**5000 has too many digits
-        return f"a value of type {type(answer).__name__} that cannot be printed"
 
 
 # --- values ------------------------------------------------------------------------------------
@@ -64,59 +60,108 @@ def expect_number(
     unit: str = "",
     slips: Mapping[float, str] | None = None,
 ) -> str | None:
-    """None if ``answer`` is a number within ``rel_tolerance`` of ``expected``, else why not.
+    """Return None if ``answer`` is within ``rel_tolerance`` of ``expected``, else why not.
 
     Args:
         answer: what the learner gave.
         expected: the right number; 0 must be met exactly.
         rel_tolerance: how far off, relative to ``expected``, still counts.
         unit: shown after the numbers; ``"bytes"`` and the units of claims show as those do.
-        slips: numbers that a known mistake gives, other than 0, and a sentence about each.
+        slips: numbers that a known mistake gives, and a sentence about each; 0 is ignored.
     """
-    value, problem = plain_value(answer)
-    if problem or isinstance(value, bool):
+    value = _number(answer)
+    if value is None:
         kind = f" of {unit}" if unit else ""
-        return f"A number{kind} is asked for; you gave {quote(answer)}."
+        return f"A number{kind} is asked for; you gave {shown(answer)}."
     if abs(value - expected) <= rel_tolerance * abs(expected):
         return None
-    if slip := _near(value, slips or {}):
+    slip = nearest_slip(value, slips or {})
+    if slip:
         given = f"{value:,.0f}" if value == int(value) else f"{value:g}"
         return f"You gave {given}. {slip}"
-    shown = format_value(value, unit) if unit else f"{value:g}"
+    text = format_value(value, unit) if unit else f"{value:g}"
     direction = "less" if value > expected else "more"
-    if expected and (slip := _unit_slip(value / expected)):
-        return f"You gave {shown}. That is off by a factor of {slip}: check the units."
-    return f"You gave {shown}. The right answer is {direction}."
+    slip = _unit_slip(value / expected) if expected and value else ""
+    if slip:
+        return f"You gave {text}. That is off by a factor of {slip}: check the units."
+    return f"You gave {text}. The right answer is {direction}."
 
 
-def _near(value: float, slips: Mapping[float, str]) -> str | None:
-    """What to say about the slip nearest to ``value``; None if it is near to none."""
-    distances = {abs(value / slip - 1): text for slip, text in slips.items()}
-    nearest = min(distances, default=NEAR_A_SLIP)
-    return distances[nearest] if nearest < NEAR_A_SLIP else None
+def _number(answer: Any) -> float | None:
+    value, problem = plain_value(answer)
+    return None if problem or isinstance(value, bool) else value
 
 
-def _unit_slip(ratio: float) -> str | None:
-    for factor, name in UNIT_SLIPS.items():
-        if any(abs(ratio / f - 1) < 0.005 for f in (factor, 1 / factor)):
-            return name
+def whole_number(answer: Any, what: str, *, most: int = 1 << 31) -> int:
+    """Return ``answer`` as a whole number from 1 to ``most``; 8.0 is one too.
+
+    Raises:
+        InputError: it is not one.
+    """
+    value = _number(answer)
+    if value is not None and value != int(value):
+        raise InputError(f"{what} must be a whole number, not {value:g}: which way do you round?")
+    return positive_int(answer if value is None else int(value), what, most=most)
+
+
+def expect_results(
+    answer: Callable[..., Any],
+    solution: Callable[..., float],
+    jobs: Iterable[tuple[Any, ...]],
+    *,
+    slips: Callable[..., Mapping[float, str]],
+    rel_tolerance: float = 0.005,
+) -> str | None:
+    """Return None if ``answer`` gives the solution's number for each job, else why not.
+
+    Args:
+        answer: the learner's function.
+        solution: a right one.
+        jobs: the arguments of each call.
+        slips: given the arguments of a call, the numbers that known mistakes give for it.
+        rel_tolerance: as for ``expect_number``.
+    """
+    names = inspect.signature(solution).parameters
+    for job in jobs:
+        given, right = call(answer, *job), solution(*job)
+        problem = expect_number(given, right, rel_tolerance=rel_tolerance, slips=slips(*job))
+        if problem:
+            named = (f"{name}={value!r}" for name, value in zip(names, job, strict=True))
+            return f"`{solution.__name__}({', '.join(named)})`: {problem}"
     return None
 
 
-def expect_choice(answer: Any, expected: str, choices: Iterable[str]) -> str | None:
-    """None if ``answer`` names the choice ``expected`` (capitals are forgiven), else why not."""
-    try:
-        chosen = one_of(answer, choices, "choice")
-    except InputError as error:
-        return f"You gave {quote(answer)}: {error}"
-    return None if chosen == expected else f"You chose {quote(chosen)}. It is another one."
+def nearest_slip(
+    value: float, slips: Mapping[float, str], *, rel_tolerance: float = NEAR_A_SLIP
+) -> str:
+    """Return the sentence about the slip nearest to ``value``; empty if none is near."""
+    distances = {abs(value / slip - 1): text for slip, text in slips.items() if slip}
+    nearest = min(distances, default=rel_tolerance)
+    return distances[nearest] if nearest < rel_tolerance else ""
+
+
+def _unit_slip(ratio: float) -> str:
+    return nearest_slip(ratio, UNIT_SLIPS) or nearest_slip(1 / ratio, UNIT_SLIPS)
+
+
+def settings_of(answer: Any, names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return a dictionary given as an answer, with keys spelt as in ``names`` if there are any.
+
+    Raises:
+        InputError: it is no dictionary, or has another key.
+    """
+    if not isinstance(answer, Mapping):
+        raise InputError(f"a dictionary is asked for, not {shown(answer)}")
+    if not names:
+        return dict(answer)
+    return {one_of(key, names, "setting"): value for key, value in answer.items()}
 
 
 # --- functions and experiments -----------------------------------------------------------------
 
 
 def call(answer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What the learner's function returns; a stub that returns nothing is not an attempt.
+    """Return what the learner's function returns; a stub that returns nothing is no attempt.
 
     Raises:
         NotAttempted: it returned None or ``...``.
@@ -129,43 +174,31 @@ def call(answer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return value
 
 
-def run_experiment(
-    answer: Callable[..., Iterator[Any]], *, world: str = "run", **parameters: Any
-) -> Run:
-    """The run of the learner's experiment.
+def run_experiment(answer: Callable[..., Iterator[Any]], *, mode: str, **parameters: Any) -> Run:
+    """Run the learner's experiment.
 
     Args:
         answer: a generator function ``answer(device, ...)``.
-        world: ``"run"`` measures where there is a GPU and else simulates, ``"measure"`` runs for
-            real on this machine (losses, small sizes), ``"simulate"`` never does.
-        **parameters: for ``labkit.run``, ``labkit.measure`` or ``labkit.simulate``.
+        mode: ``"measure"`` executes it on this machine (losses, small sizes), ``"simulate"`` does
+            not.
+        **parameters: for ``lab.measure`` or ``lab.simulate``.
 
     Raises:
         NotAttempted: it yields ``...`` or None.
         Exception: whatever the experiment raised. Running out of memory is not raised; it is in
             ``Run.oom``.
     """
-    import labkit
-
-    execute = getattr(labkit, one_of(world, WORLDS, "world"))
-    return execute(_attempted(answer), **parameters)
+    return MODES[mode](_attempted(answer), **parameters)
 
 
 def _attempted(answer: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """The same experiment, except that a stub's ``yield ...`` is not taken for a loss."""
+    """Return the same experiment, except that a stub's ``yield ...`` is not taken for a loss."""
 
     @functools.wraps(answer)
     def experiment(*arguments: Any, **named: Any) -> Iterator[Any]:
-        with closing(answer(*arguments, **named)) as steps:
-            while True:
-                try:
-                    # No variable may hold the loss here: it would live one step too long.
-                    yield _loss(next(steps))
-                except StopIteration:
-                    return
+        # No variable may hold the loss here: it would live one step too long.
+        yield from map(_loss, answer(*arguments, **named))
 
-    # `wraps` is followed by signature() but not by everybody who counts parameters.
-    experiment.__signature__ = inspect.signature(answer)
     return experiment
 
 
@@ -177,10 +210,12 @@ def _loss(loss: Any) -> Any:
 
 @functools.cache
 def reference_run(experiment: Callable[..., Iterator[Any]], **parameters: Any) -> Run:
-    """The run of a check's own experiment, whatever ``lab.pretend`` says; kept for the session.
+    """Return the run of a check's own experiment, executed once per process.
+
+    ``lab.pretend`` does not apply to it.
 
     Raises:
-        InputError: it runs out of memory even so. That is not kept.
+        InputError: it runs out of memory even so. That is not cached.
     """
     with pretend():
         run = run_experiment(experiment, **parameters)
@@ -189,8 +224,30 @@ def reference_run(experiment: Callable[..., Iterator[Any]], **parameters: Any) -
     return run
 
 
+def run_both(
+    answer: Callable[..., Iterator[Any]], reference: Callable[..., Iterator[Any]], **parameters: Any
+) -> tuple[Run, Run]:
+    """Return the run of the learner's experiment and that of the check's own."""
+    return run_experiment(answer, **parameters), reference_run(reference, **parameters)
+
+
+def train_steps(model: Any, optimizer: Any, batches: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """Train as most lessons' reference does: a step for each batch."""
+    for ids in batches:
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def highest_bytes(run: Run, category: str) -> int:
+    """Return the most bytes that a category held at any moment of the run."""
+    return max(run.trace.timeline().bytes_by_category.get(category, (0,)))
+
+
 def memory_target(run: Run, most_bytes: int) -> str | None:
-    """None if the run's peak is at most ``most_bytes`` and it did not run out of memory."""
+    """Return None if the run fitted and its peak is at most ``most_bytes``, else why not."""
     if run.oom is not None:
         return _did_not_fit(run)
     if run.peak_bytes <= most_bytes:
@@ -207,22 +264,84 @@ def _did_not_fit(run: Run) -> str:
     return f"Your run did not fit. It went {run.oom}."
 
 
-def same_losses(run: Run, reference: Run, *, rel_tolerance: float = 1e-4) -> str | None:
-    """None if both runs have the same losses, step by step, within ``rel_tolerance``.
+def arithmetic_limit(run: Run, reference: Run, most_extra: float) -> str | None:
+    """Return None if a step does at most the fraction ``most_extra`` more than the reference's.
 
-    Raises:
-        InputError: the reference has no losses, so there is nothing to compare with.
+    Much less arithmetic is another training, and refused, too.
     """
+    extra = run.flops / reference.flops - 1
+    if extra < -0.02:
+        return (
+            f"Your step does {-extra:.0%} less arithmetic. The model and the data must stay the "
+            "same."
+        )
+    if extra > most_extra:
+        return f"Your step does {extra:.0%} more arithmetic; the limit is {most_extra:.0%}."
+    return None
+
+
+def same_losses(run: Run, reference: Run) -> str | None:
+    """Return None if both runs have the same losses, step by step, within 1e-4, else why not."""
     if run.oom is not None:
         return _did_not_fit(run)
-    if not reference.losses:
-        raise InputError(f"{reference.name!r} has no losses: run it with world='measure'")
     if len(run.losses) != len(reference.losses):
         return f"Your run has {len(run.losses)} losses, {len(reference.losses)} are expected."
     for step, (loss, right) in enumerate(zip(run.losses, reference.losses, strict=True), 1):
-        if not abs(loss - right) <= rel_tolerance * abs(right):  # also true of a loss of NaN
+        if not abs(loss - right) <= 1e-4 * abs(right):  # also true of a loss of NaN
+            first = "Before the first update it is the loss itself that differs."
+            later = "The loss before it was right: look at what the update is made of."
             return (
                 f"Your loss at step {step} is {loss:.5g}; it should still be {right:.5g}. "
-                "The training must stay the same, only its memory may change."
+                f"{first if step == 1 else later}"
             )
+    return None
+
+
+def same_start(first: float, right: float, *, rel_tolerance: float = 1e-3) -> str | None:
+    """Return None if the first loss is the reference's, else why not."""
+    if abs(first - right) <= rel_tolerance * right:
+        return None
+    return (
+        f"Your first loss is {first:.4g}, it should be {right:.4g}. Before the first update "
+        "nothing may differ: the same seed, the same model, the same data."
+    )
+
+
+def same_gradients(
+    answer: Callable[..., Any],
+    reference: Callable[..., torch.Tensor],
+    *inputs: torch.Tensor,
+    rel_tolerance: float = 1e-4,
+) -> str | None:
+    """Return None if a function has the reference's result and gradients, else where they differ.
+
+    Args:
+        answer: the learner's function.
+        reference: a right one, whose parameters' names the sentence uses.
+        *inputs: of both; the gradients are those of the floating-point ones.
+        rel_tolerance: of the norms.
+    """
+    results = []
+    for function in (answer, reference):
+        copies = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+        result = call(function, *copies)
+        if not isinstance(result, torch.Tensor):
+            return f"A tensor is asked for; you returned {shown(result)}."
+        if not result.requires_grad:
+            return "Your result has no gradient: was it computed under no_grad, or detached?"
+        result.square().sum().backward()
+        if result.numel() == 1:
+            result = result.reshape(())
+        results.append([result, *(x.grad for x in copies)])
+    names = [f"gradient of {name}" for name in inspect.signature(reference).parameters]
+    for name, ours, right in zip(("result", *names), *results, strict=False):
+        if right is None:  # of labels
+            continue
+        if ours is None:
+            return f"There is no {name}: something detached it."
+        if ours.shape != right.shape:
+            return f"Your {name} has the shape {tuple(ours.shape)}, not {tuple(right.shape)}."
+        error = relative_error(ours, right)
+        if not error <= rel_tolerance:  # also true of NaN
+            return f"Your {name} is {error:.1%} off."
     return None

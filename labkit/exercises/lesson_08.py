@@ -6,24 +6,14 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from labkit.claims import plain_value
-from labkit.exercises import Exercise
-from labkit.exercises.checks import (
-    Feedback,
-    NotAttempted,
-    call,
-    memory_target,
-    quote,
-    run_experiment,
-)
-from labkit.memory import Run, format_bytes
+import labkit as lab
+from labkit.exercises import checks
+from labkit.exercises.engine import check_of
+from labkit.runs import Run
+from labkit.values import format_bytes
 
-CARD, STEP, MOST_TOKENS = "t4", 512, 1 << 16
-WAYS = ("eager", "repeated")
-MOST_PEAK, MOST_ERROR = 0.25, 1e-4
-
-
-# --- 1: the longest context --------------------------------------------------------------------
+GPU, STEP, MOST_TOKENS = "t4", 512, 1 << 16
+MOST_PEAK = 0.25
 
 
 def repeated(module, query, key, value, attention_mask, **others):
@@ -38,8 +28,6 @@ def repeated(module, query, key, value, attention_mask, **others):
 def train(device, seq_len=512, attention="eager", layers=None):
     """The lesson's step in FP16 autocast, one row."""
     from transformers import AttentionInterface
-
-    import labkit as lab
 
     AttentionInterface.register("repeated", repeated)
     model = lab.model("SmolLM2-135M", device=device, layers=layers)
@@ -56,10 +44,9 @@ def train(device, seq_len=512, attention="eager", layers=None):
 
 @functools.cache
 def needs(attention: str, seq_len: int) -> Run:
-    """One step on the T4. Remembered, because a learner asks for the same lengths again."""
-    return run_experiment(
-        train, world="simulate", gpu=CARD, steps=1, attention=attention, seq_len=seq_len
-    )
+    """One step on the T4, cached: a learner asks for the same lengths again."""
+    deep = {"layers": 30, "alike": "layers"}  # SmolLM2-135M's, from simulating a few
+    return lab.simulate(train, gpu=GPU, steps=1, attention=attention, seq_len=seq_len, **deep)
 
 
 def longest():
@@ -76,47 +63,39 @@ def longest():
     return found
 
 
+@check_of(
+    "08-1",
+    longest,
+    "Run each way at 1024 and 2048 tokens. Doubling multiplies the part that grows with n "
+    "by 2 and the part that grows with n² by 4.",
+    "Three lengths give the three numbers of a + b n + c n² (for 'repeated', c is small). "
+    "Set that equal to `run.capacity_bytes` and solve for n.",
+    "Then try: `lab.simulate(train, gpu='t4', precision='amp-fp16', attention='eager', "
+    "seq_len=n, steps=1).oom` is None where it fits.",
+)
 def check_longest(answer):
-    if isinstance(answer, dict) and any(v is ... for v in answer.values()):
-        raise NotAttempted("Put two lengths in tokens where the dots are.")
-    if not isinstance(answer, dict) or set(answer) != set(WAYS):
-        return (
-            f"A dict with the lengths of 'eager' and 'repeated' is asked for, not {quote(answer)}."
-        )
-    for attention, length in answer.items():
-        tokens, problem = plain_value(length)
-        if problem or isinstance(tokens, bool) or tokens < STEP:
-            return f"{attention}: a length in tokens is asked for; you gave {quote(length)}."
+    lengths = checks.settings_of(answer, ("eager", "repeated"))
+    for attention, length in lengths.items():
+        tokens = checks.whole_number(length, f"the length for {attention}", most=MOST_TOKENS)
         if tokens % STEP:
-            return f"{attention}: {tokens:g} is no multiple of {STEP}."
-        if problem := _fits(attention, int(tokens)):
-            return problem
-    factor = answer["repeated"] / answer["eager"]
-    return Feedback(True, f"That is right: {factor:.1f} times the context on the same card.")
+            return f"{attention}: {tokens} is no multiple of {STEP}."
+        run, longer = needs(attention, tokens), needs(attention, tokens + STEP)
+        if run.oom:
+            return (
+                f"{attention}: {tokens} tokens do not fit: they need {format_bytes(run.peak_bytes)}"
+                f" of {format_bytes(run.capacity_bytes)}."
+            )
+        if not longer.oom:
+            spare_bytes = longer.capacity_bytes - longer.peak_bytes
+            return (
+                f"{attention}: {tokens} tokens fit, and so do {tokens + STEP}, with "
+                f"{format_bytes(spare_bytes)} to spare. Go on."
+            )
+    factor = lengths["repeated"] / lengths["eager"]
+    return checks.Correct(f"That is right: {factor:.1f} times the context on the same GPU.")
 
 
-def _fits(attention: str, length: int) -> str | None:
-    tried = min(length, MOST_TOKENS)
-    run = needs(attention, tried)
-    if run.oom:
-        who = "They" if tried == length else f"Even {tried}"
-        return (
-            f"{attention}: {length} tokens do not fit. {who} need {format_bytes(run.peak_bytes)}, "
-            f"and a T4 can hold {format_bytes(run.capacity_bytes)}."
-        )
-    longer = needs(attention, length + STEP)
-    if longer.oom is None:
-        spare_bytes = longer.capacity_bytes - longer.peak_bytes
-        return (
-            f"{attention}: {length} tokens fit, and so do {length + STEP}, with "
-            f"{format_bytes(spare_bytes)} to spare. Go on."
-        )
-    return None
-
-
-# --- 2: soft-capped scores without the square --------------------------------------------------
-
-SHAPE, TOKENS = (1, 4, 1024, 32), 1024
+SHAPE = (1, 4, 1024, 32)
 
 
 def capped(q, k, v, cap=5.0):
@@ -157,76 +136,26 @@ def _inputs(device) -> list[torch.Tensor]:
     return [tensor.requires_grad_() for tensor in tensors]
 
 
+@check_of(
+    "08-2",
+    thrifty,
+    "Cut the queries into blocks of rows. A block of rows needs its own scores only.",
+    "Backward must not find the scores of all blocks saved: "
+    "`checkpoint(some_rows, queries, keys, values, start, use_reentrant=False)`.",
+    "The queries of a block that begins at `start` have no future before it: "
+    "`.triu(start + 1)`, and keys behind the block can be cut off.",
+)
 def check_thrifty(answer):
-    if problem := _different(answer):
-        return problem
-    reference = run_experiment(attend, world="measure", steps=1)
-    run = run_experiment(attend, world="measure", steps=1, attention=answer)
+    inputs = [tensor.detach() for tensor in _inputs("cpu")]
+    if problem := checks.same_gradients(answer, capped, *inputs):
+        return f"{problem} Check the cap, and which keys the queries of each block may see."
+    reference = checks.reference_run(attend, mode="measure", steps=1)
+    run = checks.run_experiment(attend, mode="measure", steps=1, attention=answer)
     share = run.peak_bytes / reference.peak_bytes
-    if problem := memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
+    if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
         if run.flops > reference.flops:
             problem += " You do compute scores again. How many rows of them are alive while you do?"
         elif share < 1:
             problem += " What has autograd saved of each block when forward has ended?"
         return problem
-    return Feedback(True, f"That is right: {share:.0%} of the peak, the same gradients.")
-
-
-def _different(answer) -> str | None:
-    """Why the output or a gradient is not that of ``capped``; None where they agree."""
-    from labkit import relative_error
-
-    found = {}
-    for attention in (capped, answer):
-        inputs = _inputs("cpu")
-        out = call(attention, *inputs)
-        if not isinstance(out, torch.Tensor) or tuple(out.shape) != SHAPE:
-            shape = tuple(out.shape) if isinstance(out, torch.Tensor) else quote(out)
-            return f"`thrifty` must return a tensor of shape {SHAPE}, not {shape}."
-        if not out.requires_grad:
-            return "Your output cannot be differentiated: something detached it from q, k and v."
-        out.square().sum().backward()
-        if any(tensor.grad is None for tensor in inputs):
-            return "One of q, k and v gets no gradient: something detached it."
-        found[attention] = [out, *(tensor.grad for tensor in inputs)]
-    names = ("output", "gradient of q", "gradient of k", "gradient of v")
-    for name, ours, right in zip(names, found[answer], found[capped], strict=True):
-        error = relative_error(ours, right)
-        if not error <= MOST_ERROR:  # also true of NaN
-            return (
-                f"The {name} is {error:.1%} off that of `capped`. Check the cap, and which keys "
-                "the queries of each block may see."
-            )
-    return None
-
-
-EXERCISES = (
-    Exercise(
-        "08-1",
-        question="The longest contexts on a T4, in multiples of 512, eager and not.",
-        hints=(
-            "Run each way at 1024 and 2048 tokens. Doubling multiplies the part that grows with n "
-            "by 2 and the part that grows with n² by 4.",
-            "Three lengths give the three numbers of a + b n + c n² (for 'repeated', c is small). "
-            "Set that equal to `run.capacity_bytes` and solve for n.",
-            "Then try: `lab.simulate(train, gpu='t4', precision='amp-fp16', attention='eager', "
-            "seq_len=n, steps=1).oom` is None where it fits.",
-        ),
-        solution=longest,
-        check=check_longest,
-    ),
-    Exercise(
-        "08-2",
-        question="Soft-capped attention in plain PyTorch at a quarter of the peak.",
-        hints=(
-            "Cut the queries into blocks of rows. A block of rows needs its own scores only.",
-            "Backward must not find the scores of all blocks saved: "
-            "`checkpoint(some_rows, queries, keys, values, start, use_reentrant=False)`.",
-            "The queries of a block that begins at `start` have no future before it: "
-            "`.triu(start + 1)`, and keys behind the block can be cut off.",
-        ),
-        solution=thrifty,
-        check=check_thrifty,
-        kind="function",
-    ),
-)
+    return checks.Correct(f"That is right: {share:.0%} of the peak, the same gradients.")

@@ -1,20 +1,18 @@
 """Lesson 09's exercises: the price of one name, and three leaks in a loop."""
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from labkit.exercises import Exercise, expect_number, run_experiment, same_losses
+from labkit.exercises.checks import expect_number, run_both, same_losses
+from labkit.exercises.engine import check_of
 from labkit.experiment import Steps
-from labkit.memory import Trace, format_bytes
+from labkit.trace import Trace
 from labkit.tracker import track
+from labkit.values import format_bytes
 
 STEPS = 8
-HIDDEN, OUTPUT = 256 * 512, 256 * 64  # numbers in what the hook sees, and in the result
 MOST_PEAK = 0.5
 # A record of plain numbers, or of one-element tensors, is no leak worth a word.
 ALLOWED_GROWTH_BYTES = 4096
@@ -25,12 +23,18 @@ def more_gib():
     return 8 * 1024 * 49152 * 4 / 2**30
 
 
-def check_name(answer: Any) -> str | None:
+@check_of(
+    "09-1",
+    more_gib,
+    "What is the largest tensor in `out`, and what is its shape?",
+    "8 × 1024 tokens, each with a score of 4 bytes for each of 49,152 words.",
+)
+def check_name(answer):
     both = "That is the old and the new logits. How much of it would be there without the old ones?"
     return expect_number(answer, more_gib(), unit="GiB", slips={2 * more_gib(): both})
 
 
-def leaky(device, steps=STEPS):
+def leaky(device, steps=8):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -48,7 +52,7 @@ def leaky(device, steps=STEPS):
         yield loss
 
 
-def tight(device, steps=STEPS):
+def tight(device, steps=8):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -68,62 +72,35 @@ def tight(device, steps=STEPS):
         yield loss
 
 
-def check_tight(answer: Callable[..., Any]) -> str | None:
-    reference = run_experiment(leaky, world="measure", steps=STEPS)
-    different = same_losses(run_experiment(answer, world="measure", steps=STEPS), reference)
-    if different:
-        return different
-    with Reads() as reads:
-        trace = trace_of(answer)
-    wasteful = trace_of(leaky)
-    return (
-        _still_growing(trace) or _dropped(reads) or _too_high(trace.peak_bytes, wasteful.peak_bytes)
-    )
-
-
-class Reads(TorchFunctionMode):
-    """Counts how often something much smaller is made of a tensor, by the tensor's length.
-
-    The records themselves may be kept anywhere and as anything; what they are made of must be read.
-    Backward is not seen: it calls no function of Python's.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[int] = Counter()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        given = next((a for a in (*args, *(kwargs or {}).values()) if torch.is_tensor(a)), None)
-        if given is not None and (
-            function in (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist)
-            or (torch.is_tensor(result) and 64 * result.numel() <= given.numel())
-        ):
-            self.counts[given.numel()] += 1
-        return result
-
-
-def _dropped(reads: Reads) -> str | None:
-    """Whether one of the three records is gone: a step reads what it keeps a number of."""
-    if reads.counts[HIDDEN] < STEPS:
-        return "Nothing grows, but `norms` is gone: keep a number per step of what the hook sees."
-    if reads.counts[OUTPUT] < 3 * STEPS:  # the loss, the mean and the validation
+@check_of(
+    "09-2",
+    tight,
+    "`norms`, `outputs` and `total` outlive a step. What does each need to keep?",
+    "A number needs `.item()`; a validation needs `torch.no_grad()`.",
+)
+def check_tight(answer):
+    if problem := same_losses(*run_both(answer, leaky, mode="measure", steps=STEPS)):
+        return problem
+    trace = _trace_of(answer)
+    if problem := _still_growing(trace):
+        return problem
+    most_bytes = int(MOST_PEAK * _trace_of(leaky).peak_bytes)
+    if trace.peak_bytes > most_bytes:
         return (
-            "Nothing grows, but a record is gone: the outputs' means and the validation's total "
-            "are still to be kept, as numbers."
+            f"Nothing grows any more, but your peak is {format_bytes(trace.peak_bytes)}; the "
+            f"target is at most {format_bytes(most_bytes)}."
         )
     return None
 
 
-def trace_of(experiment: Callable[..., Any]) -> Trace:
-    """The trace of all steps, on the CPU: a measurement watches the first two, and a simulation
-    has no values for the numbers that a loop keeps."""
+def _trace_of(experiment) -> Trace:
+    """Return the trace of all steps on the CPU; a measurement watches only the first two."""
     device = torch.device("cpu")
     job = Steps(experiment, device, {"steps": STEPS})
     with track(device="cpu") as tracker, job.closing():
         for _ in job.take(STEPS, tracker):
             pass
-        return job.trace(tracker)
+        return tracker.trace()
 
 
 def _still_growing(trace: Trace) -> str | None:
@@ -139,37 +116,3 @@ def _still_growing(trace: Trace) -> str | None:
         f"Among what it holds is a tensor of shape {newest.shape} that {newest.operator} "
         f"made{where}: who keeps it?"
     )
-
-
-def _too_high(peak_bytes: int, reference_bytes: int) -> str | None:
-    most_bytes = int(MOST_PEAK * reference_bytes)
-    if peak_bytes <= most_bytes:
-        return None
-    return (
-        f"Nothing grows any more, but your peak is {format_bytes(peak_bytes)}; the target is at "
-        f"most {format_bytes(most_bytes)}."
-    )
-
-
-EXERCISES = (
-    Exercise(
-        "09-1",
-        question="How many GiB does the old `out` add to the peak?",
-        hints=(
-            "What is the largest tensor in `out`, and what is its shape?",
-            "8 × 1024 tokens, each with a score of 4 bytes for each of 49,152 words.",
-        ),
-        solution=more_gib,
-        check=check_name,
-    ),
-    Exercise(
-        "09-2",
-        question="Stop the three leaks without changing the losses.",
-        hints=(
-            "`norms`, `outputs` and `total` outlive a step. What does each need to keep?",
-            "A number needs `.item()`; a validation needs `torch.no_grad()`.",
-        ),
-        solution=tight,
-        check=check_tight,
-    ),
-)

@@ -2,25 +2,22 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import Counter
+from itertools import chain
 
 import torch
 from torch import nn
 
-from labkit.evaluation import held_out_loss
-from labkit.exercises import Exercise
-from labkit.exercises.checks import Feedback, call, quote
-from labkit.memory import format_bytes
-from labkit.models import pretrained
-from labkit.text import batches
+from labkit.exercises.checks import Correct, call
+from labkit.exercises.engine import check_of
+from labkit.models.catalogue import pretrained
+from labkit.models.text import batches
+from labkit.toolbox.losses import held_out_loss
+from labkit.values import format_bytes, shown
 
 BLOCK, LEAST_GAIN = 64, 0.03
 MOST_SHARE, MOST_PERPLEXITY = 1 / 3, 1.05
 ROWS, SEQ_LEN = 8, 128
-
-
-# --- 1: better than NF4 ------------------------------------------------------------------------
 
 
 def levels():
@@ -52,11 +49,19 @@ def _bell_and_nf4() -> tuple[torch.Tensor, float]:
     return blocks, rounding_error(get_4bit_type("nf4", device="cpu"), blocks)
 
 
+@check_of(
+    "15-1",
+    levels,
+    "Draw weights with torch.randn and divide each block of 64 by its largest magnitude. Which of "
+    "the values are rounded to one level, and which single number represents them best?",
+    "Their mean. Move every level there, round again, and repeat: Lloyd's algorithm, or "
+    "k-means in one dimension.",
+)
 def check_levels(answer):
     try:
         ladder = torch.as_tensor(answer, dtype=torch.float32).detach().cpu().flatten()
     except (TypeError, ValueError, RuntimeError):
-        return f"16 numbers are asked for, in a list or a tensor; you gave {quote(answer)}."
+        return f"16 numbers are asked for, in a list or a tensor; you gave {shown(answer)}."
     if not ladder.isfinite().all() or ladder.numel() == 0 or ladder.abs().max() > 1:
         return "Levels lie between −1 and 1: a block is divided by its largest magnitude."
     ladder = ladder.unique()  # sorted
@@ -67,18 +72,13 @@ def check_levels(answer):
     gain = 1 - error / nf4
     found = f"Your levels' error is {error:.2%}, NF4's {nf4:.2%}"
     if gain >= LEAST_GAIN:
-        zero = "" if 0 in ladder else " And yours have no zero: remember what that did."
-        return Feedback(
-            True,
+        return Correct(
             f"{found}: {gain:.1%} less. The smallest error, the most even use of levels and the "
-            f"least damage to a model are three different aims.{zero}",
+            "least damage to a model are three different aims."
         )
     if gain > 0:
         return f"{found}: better, by {gain:.1%}. At least {LEAST_GAIN:.0%} are asked for."
     return f"{found}. Where are the weights, and how far apart are your levels there?"
-
-
-# --- 2: a memory target ------------------------------------------------------------------------
 
 
 class EightBits(nn.Module):
@@ -125,64 +125,54 @@ def shrink(model, tokenizer):
     return model
 
 
-def stored_bytes(model: nn.Module) -> dict[str, int]:
-    """Bytes by kind, FP32 as if in 16 bits, scales of quantised layers as they are.
+def stored_bytes(model: nn.Module) -> Counter[str]:
+    """Return bytes by kind: floats as if in 16 bits, all else as it is.
 
-    Every storage counts once and whole, however many views there are of it, or however small.
+    A tensor counts whether a module registered it or not, and once however often it is used.
     """
-    storages: dict[int, tuple[str, int]] = {}
+    counted: dict[int, tuple[str, int]] = {}  # by address: views share a storage
 
-    def add(kind: str, tensor: torch.Tensor, share: float = 1.0) -> None:
+    def count(kind: str, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        counted = kind, int(share * storage.nbytes())
-        storages[storage.data_ptr()] = max(
-            counted, storages.get(storage.data_ptr(), counted), key=lambda found: found[1]
-        )
+        halved = kind.endswith("floats") and tensor.dtype is torch.float32
+        counted[storage.data_ptr()] = (kind, storage.nbytes() // (2 if halved else 1))
 
-    for tensor in _tensors(model, set()):
-        state = getattr(tensor, "quant_state", None)
-        if state is not None:
-            add("4-bit matrices", tensor)
-            add("their scales", state.absmax)
-            if state.nested:
-                add("their scales", state.state2.absmax)
-            continue
-        use = "trained" if tensor.requires_grad else "frozen"
-        kind = f"{use} floats" if tensor.is_floating_point() else "integers"
-        add(kind, tensor, 0.5 if tensor.dtype is torch.float32 else 1.0)
-    found: dict[str, int] = {}
-    for kind, nbytes in storages.values():
-        found[kind] = found.get(kind, 0) + nbytes
+    for module in model.modules():
+        held = (vars(module), module._parameters, module._buffers)
+        for tensor in filter(torch.is_tensor, chain.from_iterable(d.values() for d in held)):
+            state = getattr(tensor, "quant_state", None)
+            if state is not None:
+                count("4-bit matrices", tensor)
+                count("their scales", state.absmax)
+                if state.nested:  # then those are codes of one byte, with scales of their own
+                    count("their scales", state.state2.absmax)
+            elif tensor.is_floating_point():
+                count("trained floats" if tensor.requires_grad else "frozen floats", tensor)
+            else:
+                count("integers", tensor)
+    found: Counter[str] = Counter()
+    for kind, nbytes in counted.values():
+        found[kind] += nbytes
     return found
 
 
-def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors of a module and of whatever modules, lists and dicts it holds."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    if id(value) in seen:
-        return
-    if isinstance(value, nn.Module):
-        parts = vars(value).values()  # its parameters, buffers and modules are dicts among them
-    elif isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, list | tuple | set):
-        parts = value
-    else:
-        return
-    seen.add(id(value))
-    for part in parts:
-        yield from _tensors(part, seen)
-
-
+@check_of(
+    "15-2",
+    shrink,
+    "Count: what is the largest part once the matrices are in four bits, and are their "
+    "scales as small as they can be?",
+    "The embedding is the output layer as well. In NF4 it loses too much, in 8 bits with "
+    "a scale per row almost nothing. One module can serve both, and hold it once.",
+    "Adapters of a small rank, one or two dozen steps on the training text, and double "
+    "quantisation.",
+)
 def check_shrink(answer):
     model, tokenizer = pretrained()
     whole = 2 * sum(p.numel() for p in model.parameters())
     reference = _loss(model, tokenizer)
     small = call(answer, model, tokenizer)
     if not isinstance(small, nn.Module):
-        return f"`shrink` should return the model; it returned {quote(small)}."
+        return f"`shrink` should return the model; it returned {shown(small)}."
     parts = stored_bytes(small)
     share = sum(parts.values()) / whole
     if share > MOST_SHARE:
@@ -198,40 +188,8 @@ def check_shrink(answer):
             "the original's; at most +5 % is asked for. Which part did you round most, and what "
             "could still learn?"
         )
-    return Feedback(True, f"That is right: {share:.1%} of the bytes, perplexity {times - 1:+.1%}.")
+    return Correct(f"That is right: {share:.1%} of the bytes, perplexity {times - 1:+.1%}.")
 
 
 def _loss(model: nn.Module, tokenizer) -> float:
     return held_out_loss(model, tokenizer=tokenizer, rows=ROWS, seq_len=SEQ_LEN)
-
-
-EXERCISES = (
-    Exercise(
-        "15-1",
-        question="16 levels whose error on bell-shaped weights is 3 % below NF4's.",
-        hints=(
-            "Draw weights with torch.randn and divide each block of 64 by its largest magnitude. "
-            "Which of the values are rounded to one level, and which single number represents "
-            "them best?",
-            "Their mean. Move every level there, round again, and repeat: Lloyd's algorithm, or "
-            "k-means in one dimension.",
-        ),
-        solution=levels,
-        check=check_levels,
-    ),
-    Exercise(
-        "15-2",
-        question="SmolLM2-135M at a third of the bytes, its perplexity within 5 %.",
-        hints=(
-            "Count: what is the largest part once the matrices are in four bits, and are their "
-            "scales as small as they can be?",
-            "The embedding is the output layer as well. In NF4 it loses too much, in 8 bits with "
-            "a scale per row almost nothing. One module can serve both, and hold it once.",
-            "Adapters of a small rank, one or two dozen steps on the training text, and double "
-            "quantisation.",
-        ),
-        solution=shrink,
-        check=check_shrink,
-        kind="function",
-    ),
-)

@@ -1,23 +1,16 @@
 """Exercises of lesson 17: the tokens that hide a disk, and a device that holds one layer."""
 
-import math
-from contextlib import closing
+import functools
 
 import torch
 
-from labkit.claims import plain_value
-from labkit.disk import Scratch, Shelf
-from labkit.exercises import Exercise
-from labkit.exercises.checks import (
-    Feedback,
-    call,
-    expect_number,
-    run_experiment,
-    same_losses,
-)
-from labkit.memory import Category, format_bytes
-
-# --- 1: how many tokens hide the disk? -----------------------------------------------------------
+from labkit.exercises import checks
+from labkit.exercises.engine import check_of
+from labkit.runs import Run
+from labkit.support.scratch import TemporaryFolder
+from labkit.toolbox.disk import DiskStore
+from labkit.trace import Category
+from labkit.values import format_bytes
 
 
 def tokens_to_hide(weight, gradient, read, write, flops):
@@ -34,66 +27,38 @@ JOBS = (
 )
 
 
-def _wrong_ways(weight, gradient, read, write, flops):
-    """What people compute instead, and what to say then."""
-    state, both = 12, weight + 12 + gradient
+@check_of(
+    "17-1",
+    tokens_to_hide,
+    "For each parameter: how many bytes does a step read, and how many does it write? "
+    "Divide each by its speed and add.",
+    "For each parameter and token the GPU does 6 operations, so it takes `6 / flops` "
+    "seconds. How many tokens fill the disk's seconds?",
+)
+def check_tokens(answer):
+    return checks.expect_results(answer, tokens_to_hide, JOBS, slips=_slips) or checks.Correct(
+        "That is right. The number of parameters is in both times and cancels: the same tokens "
+        "hide the disk for any model."
+    )
 
+
+def _slips(weight, gradient, read, write, flops):
     def tokens(reading, writing, operations=6):
         return (reading / read + writing / write) * flops / operations
 
-    reading = 2 * weight + state + gradient
+    reading, writing = 2 * weight + 12 + gradient, weight + 12 + gradient
     return {
-        tokens(2 * weight + state + gradient, weight + state): "A gradient that is read back was "
-        "written before.",
-        tokens(weight + state + gradient, both): "Forward is not the only one that needs the "
-        "weight: backward reads it again.",
-        tokens(2 * weight + state, weight + state): "The gradient travels too: it is written, and "
-        "read back for the optimizer.",
-        tokens(2 * weight + 8 + gradient, weight + 8 + gradient): "Adam's mean and square are 8 "
-        "bytes; its master copy of the weight is 4 more.",
-        tokens(reading, state + gradient): "The new weight has to be written, too.",
-        tokens(reading, both, 2): "2 operations per parameter and token are a forward pass; "
-        "backward costs twice as many again.",
-        tokens(reading, both, 8): "Without checkpointing it is 6 operations per parameter and "
+        tokens(reading, weight + 12): "A gradient that is read back was written before.",
+        tokens(writing, writing): "Forward is not the only one that needs the weight: backward "
+        "reads it again.",
+        tokens(reading - 4, writing - 4): "Adam's mean and square are 8 bytes; its master copy of "
+        "the weight is 4 more.",
+        tokens(reading, writing, 8): "Without checkpointing it is 6 operations per parameter and "
         "token: 2 forward, 4 backward.",
-        (reading + both) / (read + write) * flops / 6: "Reading and writing come one after the "
-        "other: add the two times, not the two speeds.",
-        max(reading / read, both / write) * flops / 6: "Reading and writing come one after the "
+        max(reading / read, writing / write) * flops / 6: "Reading and writing come one after the "
         "other here: their times add up.",
-        1 / tokens(reading, both): "That is upside down: seconds of the disk for each parameter, "
-        "over seconds of the GPU for each parameter and token.",
-        reading / read + both / write: "Those are the disk's seconds for each parameter. In how "
-        "many tokens does the GPU spend as long on it?",
     }
 
-
-def check_tokens(answer):
-    for job in JOBS:
-        given, right = call(answer, *job), tokens_to_hide(*job)
-        problem = expect_number(given, right)
-        if problem is None:
-            continue
-        value, _ = plain_value(given)
-        for wrong, advice in _wrong_ways(*job).items():
-            told_apart = not math.isclose(wrong, right, rel_tol=1e-3)
-            if told_apart and value and math.isclose(value, wrong, rel_tol=1e-3):
-                return f"{_job_text(*job)}: {advice}"
-        return f"{_job_text(*job)}: {problem}"
-    return Feedback(
-        True,
-        "That is right. The number of parameters is in both times and cancels: the same tokens "
-        "hide the disk for any model.",
-    )
-
-
-def _job_text(weight, gradient, read, write, flops):
-    return (
-        f"Weights of {weight} and gradients of {gradient} bytes, {read / 1e9:g} GB/s read and "
-        f"{write / 1e9:g} GB/s written, {flops / 1e12:g} TFLOP/s"
-    )
-
-
-# --- 2: a device that holds one layer ------------------------------------------------------------
 
 LAYERS, WIDE, NARROW = 12, 2048, 64
 ON_DEVICE, ON_HOST = 3.25, 5.25  # layers' weights; the quarters are for activations
@@ -148,34 +113,22 @@ def thrifty(device, shelf, layers=12, width=64, steps=3):
         yield loss
 
 
+@check_of(
+    "17-2",
+    thrifty,
+    "The lesson's `OnDisk` does it for any model: what is left of it with plain SGD?",
+    "Fill a layer's storage in `register_forward_pre_hook` and "
+    "`register_full_backward_pre_hook`, empty it in `register_forward_hook`, and step in "
+    "`register_post_accumulate_grad_hook`, on the host.",
+)
 def check_thrifty(answer):
-    with Scratch() as folder:
-        shelf = Shelf(folder)
-        ours = run_experiment(_with(roomy, Shelf(folder), NARROW), world="measure", steps=3)
-        run = run_experiment(_with(answer, shelf, NARROW), world="measure", steps=3)
-        if problem := same_losses(run, ours):
+    with TemporaryFolder() as folder:
+        narrow = _with(answer, DiskStore(folder), NARROW)
+        run = checks.run_experiment(narrow, mode="measure", steps=3)
+        if problem := checks.same_losses(run, _reference()):
             return problem
-        if not shelf.read_bytes:
-            return (
-                "The losses are right, but nothing was read from the shelf: where are the weights?"
-            )
-        wide = run_experiment(
-            _with(answer, Shelf(folder), WIDE), world="simulate", gpu="t4", steps=3
-        )
-    return _places(wide)
-
-
-def _with(answer, shelf, width):
-    """The experiment with its shelf: what runs experiments hands over plain values only."""
-
-    def experiment(device, steps=3):
-        with closing(call(answer, device, shelf, LAYERS, width, steps)) as generator:
-            yield from generator
-
-    return experiment
-
-
-def _places(run):
+        wide = _with(answer, DiskStore(folder), WIDE)
+        run = checks.run_experiment(wide, mode="simulate", gpu="t4", steps=3)
     layer_bytes = 4 * WIDE * WIDE
     peak = run.trace.peak()
     device_bytes = peak.total_bytes - peak.by_category.get(Category.UNATTRIBUTED, 0)
@@ -193,38 +146,21 @@ def _places(run):
             f"The device is as empty as it should be, but the host holds "
             f"{host_bytes / layer_bytes:.1f} layers in the last step: they are to be on the shelf."
         )
-    return Feedback(
-        True,
+    return checks.Correct(
         f"That is right: {device_bytes / layer_bytes:.1f} of {LAYERS} layers on the device, "
         f"{host_bytes / layer_bytes:.1f} on the host.",
     )
 
 
-EXERCISES = (
-    Exercise(
-        "17-1",
-        question="From how many tokens per step on does computing hide the disk?",
-        hints=(
-            "For each parameter: how many bytes does a step read, and how many does it write? "
-            "Divide each by its speed and add.",
-            "For each parameter and token the GPU does 6 operations, so it takes `6 / flops` "
-            "seconds. How many tokens fill the disk's seconds?",
-        ),
-        solution=tokens_to_hide,
-        check=check_tokens,
-        kind="function",
-    ),
-    Exercise(
-        "17-2",
-        question="The same training with three layers' weights on the device.",
-        hints=(
-            "The lesson's `OnDisk` does it for any model: what is left of it with plain SGD?",
-            "Fill a layer's storage in `register_forward_pre_hook` and "
-            "`register_full_backward_pre_hook`, empty it in `register_forward_hook`, and step in "
-            "`register_post_accumulate_grad_hook`, on the host.",
-        ),
-        solution=thrifty,
-        check=check_thrifty,
-        kind="function",
-    ),
-)
+@functools.cache
+def _reference() -> Run:
+    return checks.reference_run(_with(roomy, None, NARROW), mode="measure", steps=3)
+
+
+def _with(answer, shelf, width):
+    """Return the experiment with its shelf: `lab.measure` hands over plain values only."""
+
+    def experiment(device, steps=3):
+        yield from answer(device, shelf, LAYERS, width, steps)
+
+    return experiment

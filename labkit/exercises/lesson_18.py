@@ -7,79 +7,73 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
-from labkit.claims import plain_value
-from labkit.exercises import Exercise
-from labkit.exercises.checks import Feedback, NotAttempted, memory_target, quote
-from labkit.hardware import pretend
-from labkit.memory import GIB, Run, format_bytes
-
-# --- what both simulate --------------------------------------------------------------------------
+import labkit as lab
+from labkit.exercises.checks import Correct, NotAttempted, memory_target, train_steps, whole_number
+from labkit.exercises.engine import check_of
+from labkit.runs import Run
+from labkit.values import GIB, format_bytes
 
 
 def by_layer(net, **options):
     """The units of the lesson: each layer, and the rest with the root."""
-    from torch.distributed.fsdp import fully_shard
-
     for layer in net.model.layers:
         fully_shard(layer, **options)
 
 
 def one_rank(cut: Any, *, model: str, layers: int, seq_len: int, gpu: str, ranks: int) -> Run:
     """One of ``ranks`` GPUs in a training step with one row each, after ``cut(net, **options)``."""
-    from labkit.simulate import simulate
 
     def train(device, layers):
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        from labkit.models import batches, checkpointing
-        from labkit.models import model as build
-
-        net = build(model, layers=layers)
-        checkpointing(net)
+        net = lab.model(model, layers=layers)
+        lab.checkpointing(net)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
         cut(net, **options)
         fully_shard(net, **options)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-        for ids in batches(device=device, batch_size=1, seq_len=seq_len):
-            loss = net(input_ids=ids, labels=ids)[0]
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            yield loss
+        rows = lab.batches(device=device, batch_size=1, seq_len=seq_len)
+        yield from train_steps(net, optimizer, rows)
 
-    with pretend():
-        return simulate(train, gpu=gpu, ranks=ranks, alike="layers", layers=layers)
+    with lab.pretend():
+        return lab.simulate(train, gpu=gpu, ranks=ranks, alike="layers", layers=layers)
 
-
-# --- 1: the fewest GPUs for a 70B ----------------------------------------------------------------
 
 MACHINE = 8  # GPUs to one
 
 
 @cache
 def seventy(ranks: int) -> Run:
-    """Llama-2-70B on ``ranks`` cards of 24 GB."""
-    return one_rank(by_layer, model="Llama-2-70B", layers=80, seq_len=2048, gpu="rtx-4090",
-                    ranks=ranks)  # fmt: skip
+    """Llama-2-70B on ``ranks`` GPUs of 24 GB."""
+    size = {"model": "Llama-2-70B", "layers": 80, "seq_len": 2048}
+    return one_rank(by_layer, gpu="rtx-4090", ranks=ranks, **size)
 
 
 MOST_GPUS = 1024  # beyond it the simulation takes minutes
 
 
+def fewest():
+    # 16 bytes for each of 69 billion parameters: with 64 GPUs that is 16 GiB. Begin there.
+    return next(ranks for ranks in range(64, 1024, 8) if seventy(ranks).fits)
+
+
+@check_of(
+    "18-1",
+    fewest,
+    "69 billion parameters, 16 bytes each, divided by N; and then the floor, which the "
+    "shorter rows lower. Above which N is the sum below 23 GiB?",
+    'Try `lab.simulate(sharded.train, gpu="rtx-4090", ranks=N, model="Llama-2-70B", layers=80, '
+    'alike="layers", precision="amp-bf16", seq_len=2048).fits` for some N between 64 and 128.',
+)
 def check_fewest(answer):
-    value, problem = plain_value(answer)
-    if problem or isinstance(value, bool) or value != int(value) or value < 1:
-        return f"A number of GPUs is asked for; you gave {quote(answer)}."
-    ranks = int(value)
+    ranks = whole_number(answer, "the number of GPUs", most=MOST_GPUS)
     if ranks % MACHINE:
         return f"{ranks} GPUs do not fill machines of {MACHINE}."
-    if ranks > MOST_GPUS:
-        return f"{ranks} GPUs are far too many."
     run = seventy(ranks)
     needed = format_bytes(max(run.peak_bytes, run.reserved_bytes))
     if not run.fits:
@@ -89,16 +83,10 @@ def check_fewest(answer):
         )
     if ranks > MACHINE and seventy(ranks - MACHINE).fits:
         return f"It fits with {ranks}: {needed} each. But one machine less would do, too."
-    return Feedback(True, f"Right: with {ranks} each needs {needed}, and with one machine less it "
-                          "does not fit.")  # fmt: skip
+    return Correct(
+        f"Right: with {ranks} each needs {needed}, and with one machine less it does not fit."
+    )
 
-
-def fewest():
-    # 16 bytes for each of 69 billion parameters: with 64 GPUs that is 16 GiB. Begin there.
-    return next(ranks for ranks in range(64, 1024, 8) if seventy(ranks).fits)
-
-
-# --- 2: smaller units ----------------------------------------------------------------------------
 
 TARGET_BYTES = 11 * GIB // 2
 MORE_TRAFFIC = 1.1
@@ -106,8 +94,6 @@ EIGHT = {"model": "Llama-3.1-8B", "layers": 32, "seq_len": 512, "gpu": "h100", "
 
 
 def cut(net, **options):
-    from torch.distributed.fsdp import fully_shard
-
     for part in (*net.model.layers, net.model.embed_tokens, net.lm_head):
         fully_shard(part, **options)
 
@@ -117,10 +103,16 @@ def eight_by_layer() -> Run:
     return one_rank(by_layer, **EIGHT)
 
 
+@check_of(
+    "18-2",
+    cut,
+    "The root unit holds whatever no other unit does, and it is whole from the start of "
+    "forward to its end, and again of backward. What is large and not in a layer?",
+    "`net.model.embed_tokens` and `net.lm_head` have 525 million parameters each: make "
+    "each a unit of its own, beside every one of `net.model.layers`.",
+)
 def check_cut(answer):
     def watched(net, **options):
-        from torch.distributed.tensor import DTensor
-
         answer(net, **options)
         if not any(isinstance(parameter, DTensor) for parameter in net.parameters()):
             raise NotAttempted("No part is a unit yet: call `fully_shard(part, **options)`.")
@@ -135,39 +127,8 @@ def check_cut(answer):
             f"The peak is {format_bytes(run.peak_bytes)}, low enough, but each rank sends "
             f"{run.sent_bytes / 1e9:.1f} GB a step, and by layers {usual.sent_bytes / 1e9:.1f}."
         )
-    return Feedback(
-        True,
+    return Correct(
         f"That is right: {format_bytes(run.peak_bytes)} in place of "
         f"{format_bytes(usual.peak_bytes)}, and {run.sent_bytes / 1e9:.1f} GB sent in place of "
         f"{usual.sent_bytes / 1e9:.1f}.",
     )
-
-
-EXERCISES = (
-    Exercise(
-        "18-1",
-        question="The fewest RTX 4090s, a multiple of eight, with which the 70B fits.",
-        hints=(
-            "69 billion parameters, 16 bytes each, divided by N; and then the floor, which the "
-            "shorter rows lower. Above which N is the sum below 23 GiB?",
-            'Try `lab.simulate(sharded.train, gpu="rtx-4090", ranks=N, model="Llama-2-70B", '
-            'layers=80, alike="layers", precision="amp-bf16", seq_len=2048).fits` for some N '
-            "between 64 and 128.",
-        ),
-        solution=fewest,
-        check=check_fewest,
-    ),
-    Exercise(
-        "18-2",
-        question="Units that leave each of 64 GPUs with at most 5.5 GiB, for a tenth more traffic.",
-        hints=(
-            "The root unit holds whatever no other unit does, and it is whole from the start of "
-            "forward to its end, and again of backward. What is large and not in a layer?",
-            "`net.model.embed_tokens` and `net.lm_head` have 525 million parameters each: make "
-            "each a unit of its own, beside every one of `net.model.layers`.",
-        ),
-        solution=cut,
-        check=check_cut,
-        kind="function",
-    ),
-)

@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.claims import plain_value
-from labkit.exercises import Exercise
-from labkit.exercises.checks import Feedback, NotAttempted, call, quote
-from labkit.memory import GIB, KIB, MIB, format_bytes
-
-# --- 1: as fast as possible within a host-memory budget ------------------------------------------
+from labkit.exercises.checks import Correct, call, expect_results
+from labkit.exercises.engine import check_of
+from labkit.values import GIB, KIB, MIB, format_bytes, shown
 
 
 def workers(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
@@ -35,40 +32,28 @@ JOBS = (
 )
 
 
+@check_of(
+    "20-1",
+    workers,
+    "w workers deliver w batches per load_seconds. How many can the GPU use in that time?",
+    "`math.ceil(load_seconds / step_seconds)` is enough. One worker takes "
+    "`worker_bytes + 2 * batch_bytes`: how many of them does the budget hold?",
+)
 def check_workers(answer):
-    for job in JOBS:
-        given, right = call(answer, *job), workers(*job)
-        value, problem = plain_value(given)
-        if problem or isinstance(value, bool):
-            return f"A whole number of workers is asked for; you return {quote(given)}."
-        if value != right:
-            return f"{_job_text(*job)}: you return {value:g}. {_worker_advice(value, *job)}"
-    return None
+    return expect_results(answer, workers, JOBS, slips=_slips, rel_tolerance=0)
 
 
-def _job_text(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
-    return (
-        f"A batch of {format_bytes(batch_bytes)} takes {load_seconds:g} s to load, a step "
-        f"{step_seconds:g} s, a worker owns {format_bytes(worker_bytes)}, the budget is "
-        f"{format_bytes(budget_bytes)}"
-    )
+def _slips(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
+    enough = math.ceil(load_seconds / step_seconds)
+    return {
+        round(load_seconds / step_seconds): "The GPU could use a part of one more worker.",
+        budget_bytes // (worker_bytes + 2 * batch_bytes): "Fewer deliver as much: the GPU cannot "
+        "use more than one batch per step.",
+        enough: "That is over the budget.",
+        min(enough, budget_bytes // worker_bytes): "Count the batches that wait, too: that is over "
+        "the budget.",
+    }
 
-
-def _worker_advice(value, load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
-    """Why ``value`` is not the number of workers for this job."""
-    taken_bytes = value * (worker_bytes + 2 * batch_bytes)
-    if value < 0 or value != int(value):
-        return "Workers are processes: a whole number, and 0 if none can be afforded."
-    if taken_bytes > budget_bytes:
-        waiting = value * worker_bytes <= budget_bytes
-        which = "Count the batches that wait, too" if waiting else "That is over the budget"
-        return f"{which}: they take {format_bytes(taken_bytes)} together."
-    if value * step_seconds >= load_seconds:
-        return "Fewer deliver as much: the GPU cannot use more than one batch per step."
-    return "More workers would deliver more, the GPU could use it, and the budget allows it."
-
-
-# --- 2: rows that stay on the disk ---------------------------------------------------------------
 
 ROW = 4096  # ids
 LARGEST_SHARE, LARGEST_PICKLE = 0.1, 64 * KIB
@@ -92,103 +77,59 @@ class Thrifty:
         return torch.from_numpy(ids.astype(np.int64))
 
 
+@check_of(
+    "20-2",
+    Thrifty,
+    "A class with `__init__(self, path)`, `__len__` and `__getitem__(self, row)` is a "
+    "dataset. What is the least that it has to remember?",
+    "`np.fromfile(path, np.uint16, 4096, offset=2 * 4096 * row)` reads one row. "
+    "`np.memmap(path, np.uint16, 'r')` works too, if `__getitem__` opens it.",
+)
 def check_thrifty(answer):
     rows = np.random.default_rng(0).integers(0, 1 << 16, (1024, ROW)).astype(np.uint16)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "ids.bin"
         rows.tofile(path)
-        return _watch(answer, path, rows)
-
-
-def _watch(answer, path, rows):
-    """What is wrong with the dataset that ``answer`` opens; None or praise if nothing is."""
-    traced = tracemalloc.is_tracing()  # by somebody else, who goes on
-    if not traced:
         tracemalloc.start()
-    tracemalloc.reset_peak()
-    before_bytes, _ = tracemalloc.get_traced_memory()
-    try:
-        data = call(answer, str(path))
-        problem = _wrong_rows(data, rows)
-        held_bytes = tracemalloc.get_traced_memory()[1] - before_bytes
-    finally:
-        if not traced:
+        try:
+            data = call(answer, str(path))
+            problem = _wrong_rows(data, rows)
+            _, held_bytes = tracemalloc.get_traced_memory()
+        finally:
             tracemalloc.stop()
-    most_bytes = int(LARGEST_SHARE * rows.nbytes)
+        sent_bytes = 0 if problem else len(pickle.dumps(data))
     if problem:
         return problem
-    if held_bytes > most_bytes:
+    if held_bytes > LARGEST_SHARE * rows.nbytes:
         return (
             f"The rows are right, but up to {format_bytes(held_bytes)} were held for a file of "
-            f"{format_bytes(rows.nbytes)}; at most {format_bytes(most_bytes)} may be. Who needs "
-            "more than one row at a time?"
+            f"{format_bytes(rows.nbytes)}; at most {LARGEST_SHARE:.0%} may be. Who needs more than "
+            "one row at a time?"
         )
-    return _too_heavy(data) or Feedback(
-        True,
+    if sent_bytes > LARGEST_PICKLE:
+        return (
+            "In this process it is light enough. But a worker that is started afresh would be sent "
+            f"{format_bytes(sent_bytes)} of it: an open `memmap` travels as its *contents*. Keep "
+            "the path, and open the file where the row is read."
+        )
+    return Correct(
         f"That is right: {format_bytes(held_bytes)} held for {format_bytes(rows.nbytes)} of rows, "
-        f"{len(pickle.dumps(data))} bytes for each worker.",
+        f"{sent_bytes} bytes for each worker."
     )
 
 
 def _wrong_rows(data, rows):
-    """Whether ``data`` has another length than ``rows``, or another row somewhere."""
+    """Return what is wrong with the length of ``data``, or with a row."""
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        return f"A dataset has a length and rows by number; yours is {quote(data)}."
+        return f"A dataset has a length and rows by number; yours is {shown(data)}."
     if len(data) != len(rows):
         return f"The file holds {len(rows)} rows of {ROW} numbers; yours has {len(data)}."
     # Shuffled, as a sampler asks: a dataset that only reads on is found out.
     for number in np.random.default_rng(1).permutation(len(rows)).tolist():
         row = data[number]
-        if row is None or row is ...:
-            raise NotAttempted("`__getitem__` returns nothing yet. Let it return the row.")
         row = torch.as_tensor(row)
         if row.dtype != torch.int64:
             return f"Row {number} is of {row.dtype}; `int64` is asked for, as ids are."
         if not np.array_equal(row.numpy(), rows[number].astype(np.int64)):
             return f"Row {number} is not the one in the file. Mind the offset: it counts bytes."
     return None
-
-
-def _too_heavy(data):
-    """Whether a worker that is started afresh would be sent too much."""
-    try:
-        nbytes = len(pickle.dumps(data))
-    except Exception as error:  # pickling runs the learner's code; what it says is the answer
-        what = f"{type(error).__name__}: {error}"
-        return f"It cannot be sent to a worker that is started afresh ({what})."
-    if nbytes <= LARGEST_PICKLE:
-        return None
-    return (
-        f"In this process it is light enough. But a worker that is started afresh would be sent "
-        f"{format_bytes(nbytes)} of it: an open `memmap` travels as its *contents*. Keep the path, "
-        "and open the file where the row is read."
-    )
-
-
-EXERCISES = (
-    Exercise(
-        "20-1",
-        question="How many workers, for the most batches per second within the budget?",
-        hints=(
-            "w workers deliver w batches per load_seconds. How many can the GPU use in that time?",
-            "`math.ceil(load_seconds / step_seconds)` is enough. One worker takes "
-            "`worker_bytes + 2 * batch_bytes`: how many of them does the budget hold?",
-        ),
-        solution=workers,
-        check=check_workers,
-        kind="function",
-    ),
-    Exercise(
-        "20-2",
-        question="The same rows, a tenth of the file in memory, next to nothing for a worker.",
-        hints=(
-            "A class with `__init__(self, path)`, `__len__` and `__getitem__(self, row)` is a "
-            "dataset. What is the least that it has to remember?",
-            "`np.fromfile(path, np.uint16, 4096, offset=2 * 4096 * row)` reads one row. "
-            "`np.memmap(path, np.uint16, 'r')` works too, if `__getitem__` opens it.",
-        ),
-        solution=Thrifty,
-        check=check_thrifty,
-        kind="function",
-    ),
-)

@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from labkit.exercises import Exercise
-from labkit.exercises.checks import call, quote
-
-# --- 1: which one does this job need? -------------------------------------------------------------
-
-NONE = "none"
+from labkit.exercises.checks import call
+from labkit.exercises.engine import check_of
+from labkit.values import one_of, shown
 
 
 def needed(parts, table, card):
@@ -37,36 +34,35 @@ PEAKS = (
 )
 
 
+@check_of(
+    "23-1",
+    needed,
+    "What is left of the peak after each technique? Only its own part shrinks.",
+    "`sum(parts.values()) - share * parts[part]` is what is left. Keep the techniques "
+    "with which that is at most the card.",
+    "Of those, `min(..., key=...)` by the seconds they add; 'none' if there are none.",
+)
 def check_needed(answer):
     for parts, card in PEAKS:
-        given, right = call(answer, dict(parts), dict(TABLE), card), needed(parts, TABLE, card)
-        if not isinstance(given, str) or given not in (*TABLE, NONE):
-            return f"A technique's name, or '{NONE}', is asked for; you return {quote(given)}."
-        if given != right:
-            return f"{_peak_text(parts, card)}: you return '{given}'. {_advice(given, parts, card)}"
+        given = one_of(call(answer, dict(parts), dict(TABLE), card), (*TABLE, "none"), "technique")
+        if given != needed(parts, TABLE, card):
+            made_of = ", ".join(f"{size} GiB of {name}" for name, size in parts.items())
+            return (
+                f"A peak of {made_of}, on a card of {card} GiB: you return '{given}'. "
+                f"{_advice(given, parts, card)}"
+            )
     return None
-
-
-def _peak_text(parts: Mapping[str, float], card: float) -> str:
-    made_of = ", ".join(f"{size} GiB of {name}" for name, size in parts.items())
-    return f"A peak of {made_of}, on a card of {card} GiB"
 
 
 def _advice(given: str, parts: Mapping[str, float], card: float) -> str:
     """Why ``given`` is not what this job needs."""
-    if given == NONE:
+    if given == "none":
         return "One of them is enough: try each, and subtract what it takes from its own part."
     part, share, _ = TABLE[given]
     left = sum(parts.values()) - share * parts[part]
     if left > card:
-        return (
-            f"It takes {share:.0%} of the {part} alone, and leaves {left:g} GiB. The other parts "
-            "do not shrink."
-        )
+        return f"It takes {share:.0%} of the {part} alone, and leaves {left:g} GiB."
     return "It fits, but another one that fits adds fewer seconds."
-
-
-# --- 2: the order, greedily -----------------------------------------------------------------------
 
 
 def order(measure, names):
@@ -91,11 +87,10 @@ def order(measure, names):
 
 
 Measure = Callable[[Sequence[str]], tuple[float, float]]
+SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3}
 
 
-def _table(
-    start: Mapping[str, float], changes: Mapping[str, Mapping[str, float]], seconds: Mapping
-) -> Measure:
+def _table(start: Mapping[str, float], changes: Mapping[str, Mapping[str, float]]) -> Measure:
     """A job of two moments: peaks of ``start`` (backward, step), which techniques reduce."""
 
     def measure(adopted: Sequence[str]) -> tuple[float, float]:
@@ -103,101 +98,63 @@ def _table(
         for name in set(adopted):
             for moment, saved in changes[name].items():
                 peaks[moment] -= saved
-        return max(peaks.values()), 1.0 + sum(seconds[name] for name in set(adopted))
+        return max(peaks.values()), 1.0 + sum(SECONDS[name] for name in set(adopted))
 
     return measure
 
 
-NAMES = ("a", "b", "c", "d")
-SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3}
-#: What the lesson's exercise says each is for. Peaks in GiB; backward and step are two moments.
+#: Jobs by what each is to find out. Peaks in GiB; backward and step are two moments.
 TABLES: dict[str, Measure] = {
     "independent savings": _table(
         {"backward": 40, "step": 0},
         {"a": {"backward": 10}, "b": {"backward": 6}, "c": {"backward": 3}, "d": {"backward": 9}},
-        SECONDS,
     ),
     "a peak that moves": _table(
         {"backward": 40, "step": 30},
         {"a": {"backward": 15}, "b": {"step": 12}, "c": {"backward": 4}, "d": {"backward": 9}},
-        SECONDS,
     ),
     "one that saves nothing": _table(
         {"backward": 20, "step": 18},
         {"a": {"backward": 8}, "b": {"step": 1}, "c": {"backward": -2}, "d": {"step": 9}},
-        SECONDS,
     ),
     "nothing to save": _table(
-        {"backward": 20, "step": 20}, {name: {"backward": 5} for name in NAMES}, SECONDS
+        {"backward": 20, "step": 20}, {name: {"backward": 5} for name in SECONDS}
     ),
 }
 
 
+@check_of(
+    "23-2",
+    order,
+    "Begin with an empty list. In each round measure `[*adopted, name]` for every name "
+    "that is left, and compare with `measure(adopted)`.",
+    "Skip what saves nothing. A tuple ranks the others: `(True, saved)` if no seconds are "
+    "added, else `(False, saved / added)`.",
+    "Adopt the best of the round and start the next; return when a round has none.",
+)
 def check_order(answer):
     for title, measure in TABLES.items():
-        given, right = call(answer, measure, list(NAMES)), order(measure, NAMES)
-        if not isinstance(given, list | tuple) or not all(name in NAMES for name in given):
-            return f"A list of the names given is asked for; you return {quote(given)}."
+        given, right = call(answer, measure, list(SECONDS)), order(measure, SECONDS)
+        if not isinstance(given, list | tuple) or not all(name in SECONDS for name in given):
+            return f"A list of the names given is asked for; you return {shown(given)}."
         if list(given) != right:
             return f"With {title}: you return {list(given)}. {_order_advice(list(given), measure)}"
     return None
 
 
 def _order_advice(given: list[str], measure: Measure) -> str:
-    """What is wrong with the order ``given``."""
-    right = order(measure, NAMES)
-    if len(set(given)) < len(given):
-        return "A technique is adopted once."
-    if given == alone(measure):
-        return "You measure each by itself. Once another is adopted, it is worth something else."
-    for place, name in enumerate(given):
-        saved = measure(given[:place])[0] - measure(given[: place + 1])[0]
-        if saved <= 0:
-            return f"After {given[:place]}, '{name}' saves nothing: leave it out, or let it wait."
-        if place < len(right) and name != right[place]:
-            added = measure([*given[:place], right[place]])[1] - measure(given[:place])[1]
-            what = "is free" if added <= 0 else "saves more per second"
-            return f"After {given[:place]}, '{right[place]}' {what}, and '{name}' must wait."
-    return f"You stop after {given}, but '{right[len(given)]}' still saves."
-
-
-def alone(measure: Measure) -> list[str]:
-    """The order by each technique's figures on the plain job."""
-    peak, seconds = measure([])
-    worth = {}
-    for name in NAMES:
-        saved, added = peak - measure([name])[0], measure([name])[1] - seconds
-        if saved > 0:
-            worth[name] = (True, saved) if added <= 0 else (False, saved / added)
-    return sorted(worth, key=worth.get, reverse=True)
-
-
-EXERCISES = (
-    Exercise(
-        "23-1",
-        question="From a row of figures: the cheapest technique that makes a job fit.",
-        hints=(
-            "What is left of the peak after each technique? Only its own part shrinks.",
-            "`sum(parts.values()) - share * parts[part]` is what is left. Keep the techniques "
-            "with which that is at most the card.",
-            "Of those, `min(..., key=...)` by the seconds they add; 'none' if there are none.",
-        ),
-        solution=needed,
-        check=check_needed,
-        kind="function",
-    ),
-    Exercise(
-        "23-2",
-        question="The order of adoption, greedily, from figures that change with what is adopted.",
-        hints=(
-            "Begin with an empty list. In each round measure `[*adopted, name]` for every name "
-            "that is left, and compare with `measure(adopted)`.",
-            "Skip what saves nothing. A tuple ranks the others: `(True, saved)` if no seconds are "
-            "added, else `(False, saved / added)`.",
-            "Adopt the best of the round and start the next; return when a round has none.",
-        ),
-        solution=order,
-        check=check_order,
-        kind="function",
-    ),
-)
+    """Compare the first choice that is wrong with the right one, on top of what was adopted."""
+    right = order(measure, SECONDS)
+    same = 0
+    while same < min(len(given), len(right)) and given[same] == right[same]:
+        same += 1
+    adopted, texts = right[:same], []
+    peak, seconds = measure(adopted)
+    for choice in (given[same : same + 1], right[same : same + 1]):
+        new_peak, new_seconds = measure(adopted + choice)
+        texts.append(
+            f"'{choice[0]}' saves {peak - new_peak:g} GiB for {new_seconds - seconds:+.1f} s"
+            if choice
+            else "nothing more"
+        )
+    return f"After {adopted} you take: {texts[0]}. Better: {texts[1]}."

@@ -1,64 +1,79 @@
-"""The memory calculator: the formula that everybody uses beside the trace, for any model and card.
+"""The memory calculator: the formula that everybody uses beside the trace, for any model and GPU.
 
-``calculator()`` shows controls for model, card and recipe; each change answers anew: the formula at
-once, the trace when its step has run on fake tensors. `make app` serves it as a page of its own.
+``calculator()`` shows controls for model, GPU and recipe; each change is answered anew: by the
+formula at once, by the trace when its step has run on fake tensors. `make app` serves it as a page.
 
-Only the widgets that ipywidgets 7.7.1 and 8 share are used. Without a frontend a still picture of
-the first choice is shown; tests and scripts set ``.controls[name].value`` and call ``update()``.
+Without a frontend a static figure of the first choice is shown; tests and scripts set
+``.controls[name].value`` and call ``update()``.
 
-Limits: those of `envelope` and `estimate`. What is chosen while another choice is being traced
-waits, and only the last is computed.
+Limits: those of `formula_estimate` and `estimate`. What is chosen while another choice is being
+traced waits, and only the last is computed.
 """
 
 import asyncio
-import html
-import re
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import ipywidgets
 from IPython.display import display
+from traitlets import TraitError
 
-from labkit import hardware
-from labkit.catalogue import Gpu, gpus
-from labkit.estimates import estimate
-from labkit.experiment import PRECISIONS
-from labkit.formula import envelope
-from labkit.memory import GIB, InputError, format_bytes
-from labkit.models import MODELS
-from labkit.recipes import ATTENTIONS, OPTIMIZERS, QUANTIZATIONS, Recipe
-from labkit.show.pairs import Pair, draw_pairs, part_table
-from labkit.show.rich import Rich
+from labkit.hardware import catalogue, cuda
+from labkit.models.catalogue import MODELS
+from labkit.plan.estimate import estimate
+from labkit.plan.formula import formula_estimate
+from labkit.plan.recipe import ATTENTIONS, OPTIMIZERS, QUANTIZATIONS, Recipe
+from labkit.show.cards import BAD, GOOD, WARM, Look, Shown, notice
+from labkit.show.controls import named
+from labkit.show.formula_bars import Pair, draw_formula_bars, part_table
+from labkit.support.html_table import Rich
+from labkit.values import GIB, PRECISIONS, InputError, format_bytes
 
-PAUSE_SECONDS = 0.15  # who drags a slider passes values that nobody wants to read
+PAUSE_SECONDS = 0.15  # dragging a slider passes values that nobody wants to read
 MOST_ANSWERS = 64
-CLOSE_BYTES = GIB // 2  # the catalogue's capacities move so much with driver and ECC
+CLOSE_BYTES = GIB // 2  # the catalogue's capacities vary this much with driver and ECC
 OTHER_MODEL = "another …"
 FIRST = {"model": "Llama-3.1-8B", "gpu": "a100-80gb", "precision": "bf16", "seq_len": 4096}
+NONE = "none"  # a menu whose value is None shows nothing at all
 
-_NONE = ("none", "")  # a menu whose value is None shows nothing at all
 
-
-def _card_words(card: Gpu) -> str:
-    """``"RTX 4090 (24 GB)"``: what fits in a menu."""
-    name = card.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD ")
-    size = f"{card.memory_gb:g} GB"
+def _gpu_name(gpu: catalogue.Gpu) -> str:
+    """Return ``"RTX 4090 (24 GB)"``: what fits in a menu."""
+    name = gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD ")
+    size = f"{gpu.memory_gb:g} GB"
     return name if name.endswith(size) else f"{name} ({size})"
 
 
-_CHOICES: dict[str, tuple[str, list[Any]]] = {
-    "model": ("model", [*MODELS, OTHER_MODEL]),
-    "gpu": ("card", [(_card_words(g), g.key) for g in gpus()]),
-    "batch_size": ("sequences", [1 << power for power in range(8)]),
-    "seq_len": ("tokens in each", [1 << power for power in range(7, 16)]),
-    "precision": ("precision", list(PRECISIONS)),
-    "optimizer": ("optimizer", list(OPTIMIZERS)),
-    "checkpointing": ("checkpointing", [("off", False), ("on", True)]),
-    "attention": ("attention", list(ATTENTIONS)),
-    "lora": ("LoRA rank", [_NONE, *((str(r), r) for r in (4, 8, 16, 32, 64, 128))]),
-    "quantize": ("quantised to", [_NONE, *((q, q) for q in QUANTIZATIONS)]),
-}
-_SLIDERS = ("batch_size", "seq_len")
+_named = functools.partial(named, label_width="104px", width="340px")
+
+
+def _slider(name: str, options: list[int]) -> Any:
+    return _named(ipywidgets.SelectionSlider(options=options), name)
+
+
+def _menu(name: str, options: list[Any]) -> Any:
+    return _named(ipywidgets.Dropdown(options=options), name)
+
+
+def _controls() -> dict[str, Any]:
+    hint = "folder, or owner/name on the hub"
+    other_model = ipywidgets.Text(placeholder=hint, continuous_update=False)
+    ranks = [4, 8, 16, 32, 64, 128]
+    gpus = [(_gpu_name(gpu), gpu.key) for gpu in catalogue.gpus()]
+    return {
+        "model": _menu("model", [*MODELS, OTHER_MODEL]),
+        "other_model": _named(other_model, "its config"),
+        "gpu": _menu("card", gpus),
+        "batch_size": _slider("sequences", [1 << power for power in range(8)]),
+        "seq_len": _slider("tokens in each", [1 << power for power in range(7, 16)]),
+        "precision": _menu("precision", list(PRECISIONS)),
+        "optimizer": _menu("optimizer", list(OPTIMIZERS)),
+        "checkpointing": _menu("checkpointing", [("off", False), ("on", True)]),
+        "attention": _menu("attention", list(ATTENTIONS)),
+        "lora": _menu("LoRA rank", [NONE, *((str(rank), rank) for rank in ranks)]),
+        "quantize": _menu("quantised to", [NONE, *QUANTIZATIONS]),
+    }
 
 
 def calculator(**first: Any) -> "Calculator":
@@ -78,27 +93,23 @@ def calculator(**first: Any) -> "Calculator":
     return Calculator(first).show()
 
 
-class Calculator:
+class Calculator(Shown):
     """What ``calculator`` shows.
 
     Attributes:
         controls: the widgets by name; ``other_model`` is a text, read if ``model`` says so.
-        message: an HTML widget that says what was found, or why a choice is refused.
-        result: an Output widget with the picture and the table.
+        message: an HTML widget that says what was found, or why a choice is refused: ``said``.
+        result: an Output widget with the figure and the table.
         pair: the formula and the estimate shown; None where a choice is refused.
     """
 
     def __init__(self, first: Mapping[str, Any]) -> None:
-        self.controls = {name: _control(name) for name in _CHOICES}
-        self.controls["other_model"] = ipywidgets.Text(
-            placeholder="folder, or owner/name on the hub",
-            continuous_update=False, **_look("its config"),
-        )  # fmt: skip
+        self.controls = _controls()
         self.message, self.result = ipywidgets.HTML(), ipywidgets.Output()
         self.pair: Pair | None = None
-        self._answers: dict[tuple, Pair] = {}
+        self._answer = functools.lru_cache(MOST_ANSWERS)(self._trace)
         self._waiting: asyncio.TimerHandle | None = None
-        self._set({**FIRST, **first}, chosen=first)
+        self._set(first)
         for control in self.controls.values():
             control.observe(self._changed, names="value")
         self.widget = _arranged(self.controls, self.message, self.result)
@@ -108,48 +119,50 @@ class Calculator:
         """What the controls say: ``model``, ``gpu`` and fields of a recipe."""
         values = {name: control.value for name, control in self.controls.items()}
         other = values.pop("other_model").strip()
-        model = other if values.pop("model") == OTHER_MODEL else self.controls["model"].value
-        plain = {name: None if value == _NONE[1] else value for name, value in values.items()}
-        return {"model": model, **plain}
+        if values["model"] == OTHER_MODEL:
+            values["model"] = other
+        return {name: None if value == NONE else value for name, value in values.items()}
 
     def show(self) -> "Calculator":
-        """Compute the first choice, then show everything; a still picture for who has no widgets.
+        """Compute the first choice, then show everything; a static figure if there are no widgets.
 
         Both are one output, of which a frontend shows what it can.
         """
         self.update()
-        still = Rich(self.message.value, _plain(self.message.value)) + self._picture()
+        static = Rich(self.message.value, self.said) + self._picture()
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         display(
-            {"application/vnd.jupyter.widget-view+json": view, **still._repr_mimebundle_()},
+            {"application/vnd.jupyter.widget-view+json": view, **static._repr_mimebundle_()},
             raw=True,
         )
         return self
 
-    def _ipython_display_(self) -> None:
-        """Nothing: ``calculator`` has shown it."""
-
     def update(self) -> None:
         """Answer what the controls say now.
 
-        Never raises, but for an interrupt: what goes wrong is said.
+        Raises nothing but an interrupt: what goes wrong is shown.
         """
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
-        self._show_text_field()
+        other = self.controls["model"].value == OTHER_MODEL
+        self.controls["other_model"].layout.display = None if other else "none"
+        self.pair, self.result.outputs = None, ()
         try:
-            self.pair = self._answer(self.setting)
+            self.pair = self._answer(**self.setting)
         except InputError as error:
-            self._refuse(f"This cannot be trained: {error}")
+            self._say(f"This cannot be trained: {error}", BAD)
         except Exception as error:
-            self._refuse(f"This could not be traced. {type(error).__name__}: {error}")
-            hardware.clear_exception(error)
+            self._say(f"This could not be traced. {type(error).__name__}: {error}", BAD)
+            cuda.clear_exception(error)
         else:
-            self._show(self._picture())
-            self._tell(*verdict(self.pair))
+            data = self._picture()._repr_mimebundle_()
+            output = {"output_type": "display_data", "data": data, "metadata": {}}
+            self.result.outputs = (output,)
+            self._say(*verdict(self.pair))
 
-    # --- what happens on a change ---------------------------------------------------------------
+    def _say(self, text: str, look: Look | None = None) -> None:
+        self.said, self.message.value = text, notice(text, look)
 
     def _changed(self, _: Any) -> None:
         """Answer when nothing has changed for a moment; at once where no kernel's loop runs."""
@@ -162,169 +175,83 @@ class Calculator:
             self._waiting.cancel()
         self._waiting = loop.call_later(PAUSE_SECONDS, self.update)
 
-    def _answer(self, setting: dict[str, Any]) -> Pair:
-        key = tuple(setting.items())
-        if key not in self._answers:
-            model, card = setting.pop("model"), hardware.gpu(setting.pop("gpu"))
-            if not model:
-                raise InputError("name a folder with a config.json, or a model of the hub")
-            recipe = Recipe(**setting)
-            recipe.check(card)
-            formula = envelope(model, recipe=recipe)
-            said = format_bytes(formula.total_bytes)
-            self._tell(f"The formula says {said}. Tracing a step of {formula.model} …")
-            if len(self._answers) >= MOST_ANSWERS:
-                del self._answers[next(iter(self._answers))]
-            self._answers[key] = Pair(formula, estimate(model, gpu=card, recipe=recipe))
-        return self._answers[key]
+    def _trace(self, model: str, gpu: str, **fields: Any) -> Pair:
+        device = catalogue.gpu(gpu)
+        if not model:
+            raise InputError("name a folder with a config.json, or a model of the hub")
+        recipe = Recipe(**fields)
+        recipe.check(device)
+        formula = formula_estimate(model, recipe=recipe)
+        said = format_bytes(formula.total_bytes)
+        self._say(f"The formula says {said}. Tracing a step of {formula.model} …")
+        return Pair(formula, estimate(model, gpu=device, recipe=recipe))
 
-    def _set(self, first: dict[str, Any], chosen: Mapping[str, Any]) -> None:
+    def _set(self, chosen: Mapping[str, Any]) -> None:
+        first = {**FIRST, **chosen}
         if first["model"] not in MODELS:
-            first = {**first, "model": OTHER_MODEL, "other_model": str(first["model"])}
-        card = hardware.gpu(first["gpu"])
-        first["gpu"] = card.key
-        if "precision" not in chosen and not card.bf16_native:
+            first |= {"model": OTHER_MODEL, "other_model": str(first["model"])}
+        gpu = catalogue.gpu(first["gpu"])
+        first["gpu"] = gpu.key
+        if "precision" not in chosen and not gpu.bf16_native:
             first["precision"] = "amp-fp16"
         for name, value in first.items():
             if name not in self.controls:
                 raise InputError(f"the calculator has no control {name!r}")
-            value = _NONE[1] if value is None else value
-            offered = [
-                _value(option) for option in getattr(self.controls[name], "options", [value])
-            ]
-            if value not in offered:
-                raise InputError(f"the calculator does not offer {name}={value!r}, only {offered}")
-            self.controls[name].value = value
-
-    # --- what is shown --------------------------------------------------------------------------
+            try:
+                self.controls[name].value = NONE if value is None else value
+            except TraitError as error:
+                raise InputError(f"the calculator does not offer {name}={value!r}") from error
 
     def _picture(self) -> Rich:
         if self.pair is None:
             return Rich("", "")
         name = f"{self.pair.formula.model}: {self.pair.formula.recipe}"
-        picture = draw_pairs({name: self.pair}, title=name)
+        picture = draw_formula_bars({name: self.pair}, title=name)
         picture.table = part_table(self.pair)
         return picture.rich()
 
-    def _show(self, rich: Rich) -> None:
-        data = rich._repr_mimebundle_()
-        self.result.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
-
-    def _refuse(self, text: str) -> None:
-        self.pair = None
-        self.result.outputs = ()
-        self._tell(text, "#8f1d10", "✘")
-
-    def _tell(self, text: str, colour: str = "#1b2430", symbol: str = "") -> None:
-        head, _, rest = text.partition("\n")
-        body = f"<b>{symbol} {html.escape(head)}</b>" if symbol else html.escape(head)
-        lines = "".join(f"<br>{html.escape(line)}" for line in rest.splitlines())
-        self.message.value = (
-            f'<div role="status" style="background:#f3f5f7;color:#1b2430;padding:8px 12px;'
-            f"border-left:5px solid {colour};border-radius:4px;line-height:1.55;"
-            f'white-space:normal"><span style="color:{colour}">{body}</span>{lines}</div>'
-        )
-
-    def _show_text_field(self) -> None:
-        shown = self.controls["model"].value == OTHER_MODEL
-        self.controls["other_model"].layout.display = None if shown else "none"
-
-
-# --- words ----------------------------------------------------------------------------------------
-
-
-def verdict(pair: Pair) -> tuple[str, str, str]:
-    """What was found, a line each; its colour; its symbol."""
-    formula, trace = pair
-    need_bytes, room_bytes, card = (
-        trace.peak_reserved_bytes, trace.capacity_bytes, trace.run.device,
-    )  # fmt: skip
-    need, room = format_bytes(need_bytes), format_bytes(room_bytes)
-    colour, symbol = "#00694b", "✔"
-    head = f"It fits. PyTorch takes {need} of the {room} that the {card} leaves it."
-    if not trace.fits:
-        colour, symbol = "#a3200d", "✘"
-        head = f"It does not fit. PyTorch would take {need}; the {card} leaves it {room}."
-    if abs(room_bytes - need_bytes) < CLOSE_BYTES:
-        colour, symbol = "#8a5300", "!"
-        head += " Too close to call: cards of one name differ by as much."
-    lines = [head, _formula_says(formula.total_bytes, trace.fits, room_bytes), *_missed(pair)]
-    lines.append(f"No schedule of this recipe goes below {format_bytes(trace.floor_bytes)} (▲).")
-    return "\n".join(lines), colour, symbol
-
-
-def _formula_says(total_bytes: int, fits: bool, room_bytes: int) -> str:
-    said, agrees = format_bytes(total_bytes), (total_bytes <= room_bytes) == fits
-    if agrees:
-        return f"The formula says {said}, which comes to the same answer."
-    if fits:
-        return f"The formula says {said} and would have sent you to a larger card."
-    return f"The formula says {said} and would have sent you into an out-of-memory error."
-
-
-def _missed(pair: Pair) -> list[str]:
-    """The part of the peak that the formula misses most, and the one it counts for nothing."""
-    rows, least_bytes = pair.rows, pair.trace.peak_allocated_bytes // 100
-    lines = []
-    missed = max(rows, key=lambda row: row.peak_bytes - (row.formula_bytes or 0))
-    if missed.peak_bytes - (missed.formula_bytes or 0) > least_bytes:
-        counted = "nothing"
-        if missed.formula_bytes is not None:
-            counted = format_bytes(missed.formula_bytes)
-        lines.append(
-            f"What it misses most at the peak is {missed.part}: "
-            f"{format_bytes(missed.peak_bytes)}, where it counts {counted}."
-        )
-    absent = max(rows, key=lambda row: (row.formula_bytes or 0) - row.peak_bytes)
-    if (absent.formula_bytes or 0) - absent.peak_bytes > least_bytes:
-        lines.append(
-            f"It also counts {format_bytes(absent.formula_bytes)} of {absent.part}, "
-            f"of which {format_bytes(absent.peak_bytes)} are there at the peak."
-        )
-    return lines
-
-
-def _plain(text: str) -> str:
-    return html.unescape(re.sub("<[^>]*>", " ", text)).strip()
-
-
-# --- widgets --------------------------------------------------------------------------------------
-
-
-def _look(description: str) -> dict[str, Any]:
-    return {
-        "description": description,
-        "style": {"description_width": "104px"},
-        "layout": {"width": "340px"},
-    }
-
-
-def _control(name: str) -> Any:
-    description, options = _CHOICES[name]
-    if name in _SLIDERS:
-        slider = ipywidgets.SelectionSlider(
-            options=options, continuous_update=False, **_look(description)
-        )
-        slider.tooltip = description  # without one, ipywidgets 8 shows the word "null"
-        return slider
-    return ipywidgets.Dropdown(options=options, value=_value(options[0]), **_look(description))
-
-
-def _value(option: Any) -> Any:
-    return option[1] if isinstance(option, tuple) else option
-
 
 def _arranged(controls: Mapping[str, Any], message: Any, result: Any) -> Any:
-    """Controls beside the answer, or above it where the page is narrow."""
-    groups = {
-        "What": ("model", "other_model", "gpu"),
-        "How much": ("batch_size", "seq_len"),
-        "How": ("precision", "optimizer", "checkpointing", "attention", "lora", "quantize"),
-    }
+    """Put the controls beside the answer, or above it where the page is narrow."""
+    groups = {"model": "What", "batch_size": "How much", "precision": "How"}
     column = []
-    for title, names in groups.items():
-        column.append(ipywidgets.HTML(f"<b>{title}</b>"))
-        column += [controls[name] for name in names]
+    for name, control in controls.items():
+        if name in groups:
+            column.append(ipywidgets.HTML(f"<b>{groups[name]}</b>"))
+        column.append(control)
     left = ipywidgets.VBox(column, layout={"width": "364px", "flex": "0 0 auto"})
     right = ipywidgets.VBox([message, result], layout={"flex": "1 1 560px", "min_width": "320px"})
     return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
+
+
+def verdict(pair: Pair) -> tuple[str, Look]:
+    """Return what was found, a line each, and its look."""
+    formula, trace = pair
+    need_bytes, room_bytes = trace.peak_reserved_bytes, trace.capacity_bytes
+    need, room, device = format_bytes(need_bytes), format_bytes(room_bytes), trace.run.device
+    if trace.fits:
+        look = GOOD
+        head = f"It fits. PyTorch takes {need} of the {room} that the {device} leaves it."
+    else:
+        look = BAD
+        head = f"It does not fit. PyTorch would take {need}; the {device} leaves it {room}."
+    if abs(room_bytes - need_bytes) < CLOSE_BYTES:
+        look = WARM
+        head += " Too close to call: GPUs of one name differ by as much."
+    said = f"The formula says {format_bytes(formula.total_bytes)}"
+    if (formula.total_bytes <= room_bytes) == trace.fits:
+        said += ", which comes to the same answer."
+    elif trace.fits:
+        said += " and would have sent you to a larger card."
+    else:
+        said += " and would have sent you into an out-of-memory error."
+    lines = [head, said]
+    missing = {row: row.peak_bytes - (row.formula_bytes or 0) for row in pair.rows}
+    most = max(missing, key=missing.get)
+    if missing[most] > trace.peak_allocated_bytes // 100:
+        lines.append(
+            f"What it misses most at the peak is {most.part}: {format_bytes(most.peak_bytes)}, "
+            f"where it counts {format_bytes(most.formula_bytes or 0)}."
+        )
+    lines.append(f"No schedule of this recipe goes below {format_bytes(trace.floor_bytes)} (▲).")
+    return "\n".join(lines), look

@@ -2,7 +2,7 @@
 
     gantt({"one at a time": {"stage 0": [Span("forward", 0.0, 1.0), ...], "stage 1": [...]}})
 
-Several charts stand one below the other on one scale of time, so that the shorter one is quicker.
+Several charts stand one below the other on one scale of time, so that the shorter one is faster.
 Each begins with its own first span; what no span covers until its last one ends is idle, shaded.
 
 Limits: meant for up to a dozen rows and a few dozen spans in each. Spans of one row that overlap
@@ -13,42 +13,37 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.patches import Patch
 
-from labkit.clock import Span
-from labkit.memory import InputError
-from labkit.show.curves import LINE_COLOURS
 from labkit.show.picture import (
+    ASIDE,
     EDGE,
     GREY,
-    STYLE,
-    WIDTH,
+    LINE_COLOURS,
     Picture,
-    fit,
-    legend,
+    fits,
+    note,
     one_line,
-    place,
-    text_width,
-    write_title,
+    scale,
 )
-from labkit.show.rich import Rich, grid
+from labkit.show.tables import finite_number, seconds_text
+from labkit.toolbox.spans import Span
+from labkit.values import InputError
 
-_ROW, _NAME, _FOOT = 26, 32, 52  # pixels: a row, a chart's name above its rows, the axis
-_LEFT, _RIGHT = 120, 84
-_LEGEND = 5  # entries in a row of the legend
+ROW = 26  # pixels; a chart's name takes a row, too
+HEIGHT = 0.84  # of a span; a row is 1
 # Blue and orange for these two, everywhere; others get the colours that are left, in order.
-_KNOWN = {"forward": (LINE_COLOURS[0], ""), "backward": (LINE_COLOURS[4], "///")}
-_OTHERS = (*zip(LINE_COLOURS[1:4], ("...", "---", "ooo"), strict=True), (LINE_COLOURS[5], "\\\\"))
-
+KNOWN = {"forward": (LINE_COLOURS[0], ""), "backward": (LINE_COLOURS[4], "///")}
+OTHERS = (*zip(LINE_COLOURS[1:4], ("...", "---", "ooo"), strict=True), (LINE_COLOURS[5], "\\\\"))
+IDLE = {"facecolor": "#F1F1F1", "edgecolor": "#808080", "hatch": "xxxx", "linewidth": 0}
 
 Rows = Mapping[str, Iterable[Sequence[Any]]]
+Chart = Mapping[str, list[Span]]
 
 
 def idle_share(rows: Rows) -> float:
-    """Share of all rows' time in which nothing ran, from the first start to the last stop.
+    """Return the share of all rows' time in which nothing ran, from first start to last stop.
 
     Args:
         rows: for each device its spans, as for `gantt`.
@@ -56,9 +51,8 @@ def idle_share(rows: Rows) -> float:
     Raises:
         InputError: no span, or one that cannot be drawn.
     """
-    chart = _read("", rows)
-    start, stop = _window(chart)
-    return 1 - sum(map(_busy, chart.values())) / (len(chart) * (stop - start))
+    chart, duration = _read("", rows)
+    return 1 - sum(map(_busy, chart.values())) / (len(chart) * duration)
 
 
 def gantt(charts: Mapping[str, Rows], *, title: str | None = None, source: str = "") -> Picture:
@@ -76,204 +70,109 @@ def gantt(charts: Mapping[str, Rows], *, title: str | None = None, source: str =
     Raises:
         InputError: a chart without a span, or a span that cannot be drawn.
     """
-    read = {one_line(name, 90): _read(name, rows) for name, rows in charts.items()}
-    if not read:
+    if not charts:
         raise InputError("there is nothing to draw: pass {name: {device: [spans]}}")
-    spans = [span for chart in read.values() for row in chart.values() for span in row]
-    found = {span.kind for span in spans}
-    kinds = [kind for kind in _KNOWN if kind in found] + sorted(found - set(_KNOWN))
-    looks = {kind: _look(kind, number) for number, kind in enumerate(kinds)}
-    title = title or "Which device works when"
-    top = 54 if source else 34
-    head = top + 8 + 24 * math.ceil((len(looks) + 1) / _LEGEND)
-    body = sum(_NAME * bool(name) + _ROW * len(chart) for name, chart in read.items()) + 8
-    with mpl.rc_context(STYLE):
-        figure = Picture(head + body + _FOOT)
-        write_title(figure, title, source)
-        axes = figure.add_axes((0, 0, 1, 1))
-        place(figure, axes, left=_LEFT, right=_RIGHT, top=head, bottom=_FOOT)
-        _draw(figure, axes, read, looks, body)
-        patches = [*(Patch(**look) for look in looks.values()), Patch(**_IDLE)]
-        legend(figure, patches, [*looks, "idle"], ncols=_LEGEND, top=top)
-    figure.table = _table(read, kinds, "; ".join(filter(None, [title, source])) + ".")
-    figure.alt = _alt(read, title, source)
+    read = {name: _read(name, rows) for name, rows in charts.items()}
+    found = {span.kind for chart, _ in read.values() for row in chart.values() for span in row}
+    kinds = [kind for kind in KNOWN if kind in found] + sorted(found - set(KNOWN))
+    styles = {}
+    for number, kind in enumerate(kinds):
+        colour, hatch = KNOWN.get(kind) or OTHERS[number % len(OTHERS)]
+        styles[kind] = {"facecolor": colour, "hatch": hatch, **EDGE}
+    legend = [Patch(label=kind, **style) for kind, style in styles.items()]
+    height = ROW * sum(len(chart) + 1 for chart, _ in read.values()) + 60
+    legend.append(Patch(label="idle", **IDLE))
+    figure = Picture(title or "Which device works when", source, body=height, legend=legend)
+    longest = max(duration for _, duration in read.values())
+    ticks, rows = {}, []
+    with figure.drawing() as axes:
+        y = 0
+        for name, (chart, duration) in read.items():
+            axes.text(0, y + 0.15, one_line(name, 90), size=11, weight="bold", va="center")
+            for row, spans in chart.items():
+                y += 1
+                ticks[y] = one_line(row, 16)
+                _draw_row(axes, y, spans, duration, longest, styles)
+                idle = duration - _busy(spans)
+                text = f"{idle / duration:.0%} idle"
+                note(axes, text, (1, y), (8, 0), xycoords=ASIDE, color=GREY, va="center")
+                seconds = [_busy([span for span in spans if span.kind == kind]) for kind in kinds]
+                times = map(seconds_text, [*seconds, idle, duration])
+                named = f"{name}: {row}" if name else row
+                rows.append([named, *times, f"{idle / duration:.0%}"])
+            y += 1
+        axes.set_xlim(0, longest)
+        axes.set_ylim(y - 0.4, -0.5)
+        axes.set_yticks(list(ticks), list(ticks.values()))
+        scale(axes.xaxis, seconds_text)
+        axes.set_xlabel("time")
+        axes.spines["left"].set_visible(False)
+        axes.grid(axis="x")
+    figure.describe("Gantt chart", ["", *kinds, "idle", "all", "idle share"], rows)
     return figure.show()
 
 
-# --- what was given -------------------------------------------------------------------------------
-
-
-def _read(name: str, rows: Rows) -> dict[str, list[Span]]:
-    """The rows of one chart with their spans in order.
+def _read(name: str, rows: Rows) -> tuple[Chart, float]:
+    """Return the rows of one chart, their spans in order and from time 0 on, and how long it is.
 
     Raises:
         InputError: as `gantt`.
     """
-    if not isinstance(rows, Mapping):
-        raise InputError(f"{name!r} needs its rows: pass {{device: [spans]}}, not {rows!r:.60}")
-    read = {one_line(row, 40): sorted(map(_span, spans), key=_start) for row, spans in rows.items()}
-    if not any(read.values()):
-        raise InputError(f"{name!r} has no spans: nothing ran")
-    start, stop = _window(read)
-    if start == stop:
-        raise InputError(f"the spans of {name!r} take no time")
-    return read
+    try:
+        chart = {row: [Span(*span) for span in spans] for row, spans in rows.items()}
+    except (AttributeError, TypeError) as error:
+        raise InputError(
+            f"{name!r} needs {{device: [spans]}}; a span is (kind, start, stop), perhaps a text"
+        ) from error
+    every = [span for spans in chart.values() for span in spans]
+    for span in every:
+        duration = finite_number(span.stop, "a stop") - finite_number(span.start, "a start")
+        if duration < 0:
+            raise InputError(f"a span stops at or after its start, in seconds: {span}")
+    first = min((span.start for span in every), default=0)
+    duration = max((span.stop for span in every), default=0) - first
+    if not duration:
+        raise InputError(f"{name!r} has no spans that take time: nothing ran")
+    for row, spans in chart.items():
+        shifted = [s._replace(start=s.start - first, stop=s.stop - first) for s in spans]
+        chart[row] = sorted(shifted, key=lambda span: span.start)
+    return chart, duration
 
 
-def _span(given: Any) -> Span:
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) not in (3, 4):
-        raise InputError(f"a span is (kind, start, stop) or (kind, start, stop, text): {given!r}")
-    span = Span(*given)
-    times = (span.start, span.stop)
-    if not all(isinstance(t, int | float) and math.isfinite(t) for t in times):
-        raise InputError(f"a span needs its start and stop in seconds, not {given!r}")
-    if span.stop < span.start:
-        raise InputError(f"a span ends before it begins: {given!r}")
-    return span._replace(kind=one_line(span.kind, 30), text=one_line(span.text, 20))
-
-
-def _start(span: Span) -> float:
-    return span.start
-
-
-def _window(chart: Mapping[str, list[Span]]) -> tuple[float, float]:
-    """When the first span of any row begins and the last one ends."""
-    spans = [span for row in chart.values() for span in row]
-    if not spans:
-        raise InputError("there are no spans: nothing ran")
-    return min(span.start for span in spans), max(span.stop for span in spans)
-
-
-def _busy(row: list[Span], kind: str | None = None) -> float:
-    """Seconds covered by the spans of a row, or by those of one kind."""
+def _busy(row: list[Span]) -> float:
+    """Return the seconds that the spans of a row, in the order of their starts, cover."""
     covered, until = 0.0, -math.inf
-    for span in row:  # in the order of their starts
-        if kind in (None, span.kind):
-            covered += max(0.0, span.stop - max(span.start, until))
-            until = max(until, span.stop)
+    for span in row:
+        covered += max(0.0, span.stop - max(span.start, until))
+        until = max(until, span.stop)
     return covered
 
 
-# --- the picture ----------------------------------------------------------------------------------
-
-_IDLE = {"facecolor": "#F1F1F1", "edgecolor": "#808080", "hatch": "xxxx", "linewidth": 0}
-
-
-def _look(kind: str, number: int) -> dict[str, Any]:
-    colour, hatch = _KNOWN.get(kind) or _OTHERS[number % len(_OTHERS)]
-    return {"facecolor": colour, "hatch": hatch, **EDGE}
-
-
-def _draw(
-    figure: Picture,
-    axes: Axes,
-    charts: Mapping[str, Mapping[str, list[Span]]],
-    looks: Mapping[str, Mapping[str, Any]],
-    height: float,
-) -> None:
-    """All charts on one scale of time; y counts pixels from the top."""
-    longest = max(stop - start for start, stop in map(_window, charts.values()))
-    unit, divisor = next(
-        (u, d) for u, d in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)) if longest >= 2 * d or u == "µs"
-    )
-    axes.set_xlim(0, longest)
-    axes.set_ylim(height, 0)
-    y, places = 0.0, {}
-    for name, chart in charts.items():
-        if name:
-            text = axes.text(0, y + 22, name, size=11, weight="bold", va="baseline")
-            fit(figure, text, WIDTH - _LEFT - 12)
-            y += _NAME
-        for row, spans in chart.items():
-            _draw_row(figure, axes, y, spans, _window(chart), looks)
-            places[y + _ROW / 2] = row
-            y += _ROW
-    labels = [_fitted(figure, row, _LEFT - 18) for row in places.values()]
-    axes.set_yticks(list(places), labels)
-    axes.xaxis.set_major_locator(MaxNLocator(7))
-    ticks = [t for t in axes.get_xticks() if 0 <= t <= longest]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / divisor:,.6g}"))
-    axes.set_xlabel(f"time ({unit})")
-    axes.tick_params(length=0, pad=6)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x")
-
-
-def _fitted(figure: Picture, name: str, room: float) -> str:
-    text = figure.text(0, 0, name)
-    fit(figure, text, room)
-    text.remove()
-    return text.get_text()
-
-
 def _draw_row(
-    figure: Picture,
     axes: Axes,
     y: float,
     spans: list[Span],
-    window: tuple[float, float],
-    looks: Mapping[str, Mapping[str, Any]],
+    duration: float,
+    longest: float,
+    styles: Mapping[str, Any],
 ) -> None:
-    start, stop = window
-    axes.add_patch(Rectangle((0, y + 2), stop - start, _ROW - 4, zorder=2, **_IDLE))
-    room = axes.get_window_extent().width / axes.get_xlim()[1]  # pixels per second
+    across = (y - HEIGHT / 2, HEIGHT)
+    axes.broken_barh([(0, duration)], across, zorder=2, **IDLE)
+    for kind, style in styles.items():
+        pieces = [(s.start, s.stop - s.start) for s in spans if s.kind == kind]
+        axes.broken_barh(pieces, across, zorder=3, **style)
     for span in spans:
-        wide = span.stop - span.start
-        left = span.start - start
-        look = looks[span.kind]
-        axes.add_patch(Rectangle((left, y + 2), wide, _ROW - 4, zorder=3, **look))
-        if not span.text:
-            continue
-        paper = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 1.2}
-        dark = look["facecolor"] == LINE_COLOURS[0]
-        text = axes.text(
-            left + wide / 2, y + _ROW / 2, span.text, size=9, ha="center", va="center_baseline",
-            color="white" if dark else "black", zorder=4, bbox=paper,
-        )  # fmt: skip
-        if text_width(figure, text) + 2 > wide * room:
-            text.remove()
-    share = 1 - _busy(spans) / (stop - start)
-    axes.annotate(
-        f"{share:.0%} idle", (1, y + _ROW / 2), xycoords=axes.get_yaxis_transform(),
-        xytext=(8, 0), textcoords="offset points", size=9.5, color=GREY, va="center",
-    )  # fmt: skip
-
-
-# --- the same in words ----------------------------------------------------------------------------
-
-
-def _table(
-    charts: Mapping[str, Mapping[str, list[Span]]], kinds: Sequence[str], caption: str
-) -> Rich:
-    rows = []
-    for name, chart in charts.items():
-        start, stop = _window(chart)
-        for row, spans in chart.items():
-            idle = stop - start - _busy(spans)
-            rows.append(
-                [f"{name}: {row}" if name else row]
-                + [_seconds(_busy(spans, kind)) for kind in kinds]
-                + [_seconds(idle), f"{idle / (stop - start):.0%}", _seconds(stop - start)]
+        colour = styles[span.kind]["facecolor"]
+        text = one_line(span.text, 20)
+        if fits(text, (span.stop - span.start) / longest):
+            axes.text(
+                (span.start + span.stop) / 2,
+                y,
+                text,
+                size=9,
+                ha="center",
+                va="center_baseline",
+                color="white" if colour == LINE_COLOURS[0] else "black",
+                zorder=4,
+                bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.2},
             )
-    return grid(["", *kinds, "idle", "idle share", "all"], rows, caption=caption)
-
-
-def _seconds(value: float) -> str:
-    """``"1.23 s"``, ``"45.6 ms"``, ``"7.89 µs"``, ``"0"``."""
-    for unit, divisor in (("s", 1.0), ("ms", 1e-3)):
-        if value >= divisor:
-            return f"{value / divisor:.3g} {unit}"
-    return f"{value / 1e-6:.3g} µs" if value > 5e-10 else "0"
-
-
-def _alt(charts: Mapping[str, Mapping[str, list[Span]]], title: str, source: str) -> str:
-    parts = []
-    for name, chart in charts.items():
-        start, stop = _window(chart)
-        shares = ", ".join(
-            f"{row} idle {1 - _busy(spans) / (stop - start):.0%}" for row, spans in chart.items()
-        )
-        parts.append(f"{name + ': ' if name else ''}{_seconds(stop - start)}, {shares}")
-    where = f", {source}" if source else ""
-    return f"Gantt chart. {title}{where}. {'; '.join(parts)}. The table below holds the numbers."

@@ -1,33 +1,41 @@
-"""What all figures share: colours, hatches, and a figure that shows itself with its table.
+"""What all figures share: colours, hatches, and a figure with its title, legend, text and table.
 
-A category has one colour, one hatch and one place in the stack everywhere; the colours are told
-apart by colour-blind readers, the hatches without any colour. Outlines and hatches are dark, so
-that pale areas stand out from the paper too: what is drawn has a contrast of 3 at least, what is
-written one of 4.5 (WCAG 2.2, success criteria 1.4.11 and 1.4.3).
+A category has one colour, one hatch and one place in the stack everywhere. The colours can be
+distinguished by colour-blind readers, the hatches without any colour. Outlines and hatches are
+dark, so that pale areas stand out from the paper too: what is drawn has a contrast of at least 3,
+what is written one of 4.5 (WCAG 2.2, success criteria 1.4.11 and 1.4.3).
 
-Limits: still pictures, 800 pixels wide. Names in a script that the font lacks show as boxes in
-the picture (never in its table).
+Limits: static figures, 800 pixels wide. Letters that the font does not have show as boxes in the
+figure (never in its table).
 """
 
 import base64
+import contextlib
+import functools
 import html
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import matplotlib as mpl
-from IPython import get_ipython
+import numpy as np
 from IPython.display import display
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
 
-from labkit.memory import GIB, KIB, MIB, Category, format_bytes
-from labkit.show.rich import Rich
+from labkit.show.cards import Shown
+from labkit.support.html_table import Rich, grid
+from labkit.trace import Category
+from labkit.values import format_bytes
 
 # Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
 COLOURS: dict[Category, str] = {
@@ -48,10 +56,19 @@ HATCHES: dict[Category, str] = {
     Category.TEMPORARY: "xxx",
     Category.UNATTRIBUTED: "+++",
 }
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PALE = ("#E69F00", "#56B4E9")
+"""Lines that take a dark outline: their contrast with white paper is below 3 (WCAG 2.2, 1.4.11)."""
+LINE_MARKERS = "osD^vPX*"
+LINE_DASHES = ("-", "--", "-.", ":")
+
 INK, GREY, ALARM, RESERVE = "#222222", "#5C5C5C", "#B00020", "#BDBDBD"
 EDGE = {"edgecolor": INK, "linewidth": 0.6}  # of an area; hatches take its colour
+LIMIT_LINE = {"color": INK, "linewidth": 1.6, "linestyle": (0, (5, 2))}
+PAPER = {"facecolor": "white", "alpha": 0.95, "edgecolor": "none", "pad": 1.5}  # behind a text
 
-WIDTH = 800  # CSS pixels; the picture itself has 1.6 times as many, for sharp screens
+ROWS_IN_ALT = 12  # of a table; a longer text would not be listened to
+WIDTH = 800  # CSS pixels; the image itself has 1.6 times as many, for sharp screens
 DPI, SHARPNESS = 100, 1.6
 STYLE = {
     "font.family": "DejaVu Sans",
@@ -68,28 +85,116 @@ STYLE = {
     "hatch.linewidth": 0.5,
     "xtick.color": GREY,
     "ytick.color": GREY,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 6,
+    "ytick.major.pad": 6,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
 
 
-class Picture(Figure):
+class Picture(Shown, Figure):
     """A figure with its alternative text (``alt``) and the same numbers as a table (``table``).
 
-    It has been shown by the function that made it, so as the last line of that same cell it
-    does not show again; in a later cell it does. It belongs to no window and needs no closing.
+    Title, source and legend stand above ``body`` pixels, in which the axes find their place by
+    themselves. The figure belongs to no window and needs no closing.
     """
 
-    def __init__(self, height: float) -> None:
-        """``height`` in CSS pixels."""
+    def __init__(
+        self,
+        title: str,
+        source: str,
+        *,
+        body: float,
+        legend: Sequence[Artist] = (),
+        columns: int | None = None,
+    ) -> None:
+        """Write the header.
+
+        Args:
+            title: what the figure shows.
+            source: where the numbers come from; empty if that is not known.
+            body: height in CSS pixels below the header.
+            legend: what the legend shows, in rows of ``columns``; each has a label.
+            columns: how many entries stand in a row at most; None: six if one row is enough, else
+                four.
+        """
+        self.title, self.source = title, source
+        self.alt, self.table = "", Rich("", "")
+        columns = columns or (6 if len(legend) <= 6 else 4)
+        above = 54 if source else 34
+        header = above + 24 * math.ceil(len(legend) / columns) + 8
+        height = header + body
         super().__init__(figsize=(WIDTH / DPI, height / DPI), dpi=DPI)
         FigureCanvasAgg(self)
-        self.alt = ""
-        self.table = Rich("", "")
-        self._shown_in: int | None = None
+        with mpl.rc_context(STYLE):
+            self._write_header(legend, columns, above, body)
+
+    @contextlib.contextmanager
+    def drawing(self, *shape: int, **layout: Any) -> Iterator[Any]:
+        """Draw in the style of all figures, in axes that fill the body: as ``subplots`` has it."""
+        with mpl.rc_context(STYLE):
+            yield self.subplots(*shape, **layout)
+
+    def _write_header(
+        self, legend: Sequence[Artist], columns: int, above: float, body: float
+    ) -> None:
+        height = self.get_figheight() * DPI
+        rect = (4 / WIDTH, 0, 1 - 8 / WIDTH, body / height)
+        self.set_layout_engine(ConstrainedLayoutEngine(rect=rect, w_pad=0.1, h_pad=0.06))
+        styles: list[dict[str, Any]] = [{"size": 13, "weight": "bold"}, {"size": 10, "color": GREY}]
+        for words, down, style in zip((self.title, self.source), (12, 36), styles, strict=True):
+            text = self.text(16 / WIDTH, 1 - down / height, words, va="top", **style)
+            fit(self, text, WIDTH - 32)
+        if legend:
+            self._write_legend(legend, min(columns, len(legend)), 1 - above / height)
+
+    def _write_legend(self, entries: Sequence[Artist], columns: int, top: float) -> None:
+        """Write the legend row by row; matplotlib itself fills columns."""
+        for entry in entries:
+            label = one_line(entry.get_label(), 34)
+            entry.set_label(f" {label}" if label.startswith("_") else label)  # "_x" would be hidden
+        self.legend(
+            handles=[entry for column in range(columns) for entry in entries[column::columns]],
+            loc="upper left",
+            bbox_to_anchor=(8 / WIDTH, top),
+            ncols=columns,
+            frameon=False,
+            fontsize=9.5,
+            handlelength=1.9,
+            handleheight=1.0,
+            columnspacing=1.4,
+            labelcolor=INK,
+        ).set_in_layout(False)
+
+    def describe(
+        self,
+        kind: str,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        parts: Sequence[str] = (),
+        caption: str = "",
+        text_columns: Collection[int] = (0,),
+    ) -> None:
+        """Set the alternative text and the table.
+
+        Args:
+            kind: what is drawn, such as ``"Lines"``.
+            headings, rows, text_columns: of the table, as in ``grid``.
+            parts: what the alternative text says; empty: the first rows of the table.
+            caption: of the table; empty: title and source.
+        """
+        about = "; ".join(filter(None, [self.title, self.source]))
+        for row in rows[:ROWS_IN_ALT] if not parts else ():
+            cells = [f"{name} {cell}" for name, cell in zip(headings, row, strict=True)]
+            parts = [*parts, f"{row[0]}: {', '.join(cells[1:])}"]
+        self.alt = f"{kind}. {about}. {'; '.join(parts)}. The table below holds the numbers."
+        self.table = grid(headings, rows, caption=caption or f"{about}.", text_columns=text_columns)
 
     def rich(self) -> Rich:
-        """The picture and its table as one piece of HTML; as plain text, the table."""
+        """Return the figure and its table as one piece of HTML; as plain text, the table."""
         buffer = io.BytesIO()
         with mpl.rc_context(STYLE):
             self.savefig(
@@ -98,22 +203,28 @@ class Picture(Figure):
         return _image(buffer.getvalue(), self.alt, WIDTH) + self.table
 
     def show(self) -> "Picture":
-        """Show the picture and its table now."""
+        """Show the figure and its table now."""
         display(self.rich())
-        self._shown_in = _cell_number()
         return self
 
-    def _ipython_display_(self) -> None:
-        if self._shown_in is None or self._shown_in != _cell_number():
-            self.show()
+
+def showing(draw: Callable[..., Picture]) -> Callable[..., Picture]:
+    """Return a function that shows what ``draw`` draws. Same arguments, same errors."""
+
+    @functools.wraps(draw)
+    def show(*arguments: Any, **options: Any) -> Picture:
+        return draw(*arguments, **options).show()
+
+    show.__name__ = show.__qualname__ = draw.__name__.removeprefix("draw_")
+    return show
 
 
 def described(figure: Figure, numbers: str) -> None:
-    """Show a figure that a lesson drew by itself, with an alternative text.
+    """Show a figure that a lesson drew itself, with an alternative text.
 
     Args:
         figure: of matplotlib; it is closed.
-        numbers: what it shows, in words; its titles and the names of its axes are put before it.
+        numbers: what it shows, as text; its titles and the names of its axes are put before it.
     """
     import matplotlib.pyplot as plt  # for figures that it keeps, and shows once more if left open
 
@@ -127,7 +238,7 @@ def described(figure: Figure, numbers: str) -> None:
 
 
 def _image(png: bytes, alt: str, width: int) -> Rich:
-    """A picture ``width`` CSS pixels wide where there is room, with its alternative text."""
+    """Return an image ``width`` CSS pixels wide where there is room, with its alternative text."""
     return Rich(
         f'<img alt="{html.escape(alt)}" width="{width}" style="max-width:100%;height:auto;'
         f'background:#fff" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
@@ -135,125 +246,125 @@ def _image(png: bytes, alt: str, width: int) -> Rich:
     )
 
 
-def _cell_number() -> int | None:
-    shell = get_ipython()
-    return shell.execution_count if shell else None
-
-
-# --- parts of a figure --------------------------------------------------------------------
-
-
-def write_title(figure: Picture, title: str, subtitle: str) -> None:
-    """Title and source at the top left, cut to the width of the figure."""
-    height = figure.get_figheight() * DPI
-    x = 16 / WIDTH
-    text = figure.text(x, 1 - 12 / height, one_line(title, 300), size=13, weight="bold", va="top")
-    fit(figure, text, WIDTH - 32)
-    text = figure.text(x, 1 - 36 / height, subtitle, size=10, color=GREY, va="top")
-    fit(figure, text, WIDTH - 32)
-
-
-def place(
-    figure: Picture, axes: Axes, *, left: float, right: float, top: float, bottom: float
-) -> None:
-    """Put the axes at these distances in pixels from the figure's edges."""
-    height = figure.get_figheight() * DPI
-    axes.set_position(
-        (left / WIDTH, bottom / height, (WIDTH - left - right) / WIDTH, 1 - (top + bottom) / height)
-    )
+# --- styles -------------------------------------------------------------------------------------
 
 
 def fill(category: Category) -> dict[str, Any]:
-    """How a category's area looks, as keywords of a matplotlib patch."""
+    """Return the style of a category's area, as keywords of a matplotlib patch."""
+    return {"facecolor": COLOURS[category], "hatch": HATCHES[category], "zorder": 3, **EDGE}
+
+
+def category_legend(used: Sequence[Category], *, reserve: bool = False) -> list[Patch]:
+    """Return legend entries of categories; ``reserve`` adds memory reserved but not used."""
+    entries = [Patch(label=str(category), **fill(category)) for category in used]
+    if reserve:
+        entries.append(Patch(label="reserved, not used", facecolor=RESERVE, **EDGE))
+    return entries
+
+
+def line_style(number: int, colour: str = "") -> dict[str, Any]:
+    """Return the style of the line with this number, as keywords of matplotlib's ``plot``."""
+    colour = colour or LINE_COLOURS[number % len(LINE_COLOURS)]
     return {
-        "facecolor": COLOURS[category],
-        "hatch": HATCHES[category],
-        **EDGE,
-        "zorder": 3,
+        "color": colour,
+        "linestyle": LINE_DASHES[number % len(LINE_DASHES)],
+        "linewidth": 2,
+        "markeredgecolor": INK,
+        "markeredgewidth": 0.6,
+        "path_effects": [withStroke(linewidth=3, foreground=INK)] if colour in PALE else None,
     }
 
 
-ONE_ROW, COLUMNS = 6, 4  # so many entries fit in one row of the legend; more go in columns
+# --- texts --------------------------------------------------------------------------------------
 
 
-def legend_rows(used: Sequence[Category], reserve: bool = False) -> int:
-    """How many rows ``category_legend`` takes, 24 pixels each."""
-    entries = len(used) + reserve
-    return 1 if entries <= ONE_ROW else math.ceil(entries / COLUMNS)
-
-
-def category_legend(figure: Picture, used: Sequence[Category], *, reserve: bool = False) -> None:
-    """The categories in their order; ``reserve`` adds the grey of memory kept but not used."""
-    handles = [Patch(**fill(category)) for category in used]
-    names = [str(category) for category in used]
-    if reserve:
-        handles.append(Patch(facecolor=RESERVE, **EDGE))
-        names.append("reserved, not used")
-    legend(figure, handles, names, ncols=ONE_ROW if len(names) <= ONE_ROW else COLUMNS)
-
-
-def legend(
-    figure: Picture, handles: list[Any], names: list[str], *, ncols: int, top: int = 54
-) -> None:
-    """A legend ``top`` pixels down, under the title and above the data, filled row by row."""
-    height = figure.get_figheight() * DPI
-    order = [i for column in range(ncols) for i in range(column, len(names), ncols)]
-    shown = [f" {name}" if name.startswith("_") else name for name in names]  # "_x" would be hidden
-    figure.legend(
-        [handles[i] for i in order],
-        [shown[i] for i in order],
-        loc="upper left",
-        bbox_to_anchor=(8 / WIDTH, 1 - top / height),
-        ncols=min(ncols, len(names)),
-        frameon=False,
-        fontsize=9.5,
-        handlelength=1.9,
-        handleheight=1.0,
-        columnspacing=1.4,
-        labelcolor=INK,
-    )
-
-
-def text_width(figure: Picture, text: Text) -> float:
-    """How many pixels wide a text is drawn."""
-    return text.get_window_extent(figure.canvas.get_renderer()).width
-
-
-def fit(figure: Picture, text: Text, room: float) -> None:
+def fit(figure: Figure, text: Text, room: float) -> None:
     """Shorten a text with an ellipsis until it fits ``room`` pixels."""
     words = one_line(text.get_text(), 300)
     text.set_text(words)
-    while words and text_width(figure, text) > room:
+    while words and text.get_window_extent(figure.canvas.get_renderer()).width > room:
         words = words[: int(len(words) * 0.97) - 1].rstrip()
         text.set_text(f"{words} …")
 
 
+def fits(text: str, share: float) -> bool:
+    """Return whether a small text fits ``share`` of the width of the axes, by its letters."""
+    return 8 * len(text) <= 640 * share
+
+
 def one_line(text: str, most: int) -> str:
-    """A text without line breaks and control characters, cut to ``most`` characters."""
+    """Return a text without line breaks and control characters, cut to ``most`` characters."""
     printable = "".join(letter if letter.isprintable() else " " for letter in str(text))
     words = " ".join(printable.split())
     return words if len(words) <= most else f"{words[: most - 2].rstrip()} …"
 
 
-def byte_ticks(axis: Any, most: float, count: float, least: float = 0) -> None:
-    """About ``count`` ticks from ``least`` to ``most`` bytes, at round numbers of a binary unit."""
-    round_steps = [
-        scale * share
-        for scale in (KIB, MIB, GIB, GIB << 10, GIB << 20)
-        for share in (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
-    ]
-    step = next(
-        (step for step in [1, 2, 5, 10, 20, 50, 100, *round_steps] if most - least <= step * count),
-        most or 1,
-    )
-    numbers = range(math.ceil(least / step), int(most / step) + 1)
-    axis.set_major_locator(FixedLocator([i * step for i in numbers]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(format_bytes(value))))
+def against(y_label: str, x_label: str) -> str:
+    """Return the title of a figure that has none: ``"Peak against batch size"``."""
+    return f"{y_label[:1].upper()}{y_label[1:]} against {x_label}"
 
 
 def short(text: str) -> str:
-    """``"2.00 GiB"`` as ``"2 GiB"``, ``"2.50 GiB"`` as ``"2.5 GiB"``, ``"0 B"`` as ``"0"``."""
+    """Return ``"2.00 GiB"`` as ``"2 GiB"``, ``"0 B"`` as ``"0"``."""
     number, _, unit = text.partition(" ")
     if "." in number:
         number = number.rstrip("0").rstrip(".")
     return "0" if number == "0" else f"{number} {unit}".strip()
+
+
+ABOVE, ASIDE = ("data", "axes fraction"), ("axes fraction", "data")
+
+
+def note(
+    axes: Axes, text: str, xy: tuple[float, float], offset: tuple[float, float], **style: Any
+) -> None:
+    """Write a small text this many points beside ``xy``.
+
+    That is in the axes' own units, or as ``xycoords`` says: ``ABOVE`` for an event, say, has y as a
+    share of the height, ``ASIDE`` has x as a share of the width.
+    """
+    style = {"size": 9.5, "annotation_clip": False, **style}
+    axes.annotate(text, xy, xytext=offset, textcoords="offset points", **style)
+
+
+# --- axes ---------------------------------------------------------------------------------------
+
+
+class ByteLocator(Locator):
+    """At most ``count`` ticks, at multiples of a power of two."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __call__(self) -> np.ndarray:
+        low, high = sorted(self.axis.get_view_interval())
+        step = 2.0 ** max(0, math.ceil(math.log2((high - low) / self.count)))
+        return np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
+
+
+class _Labels(FuncFormatter):
+    """Labels of ticks; what would repeat an earlier label is left out."""
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        labels = super().format_ticks(values)
+        return [label if label not in labels[:i] else "" for i, label in enumerate(labels)]
+
+
+def scale(axis: Axis, write: Callable[[float], str], ticks: int = 6) -> None:
+    """Give an axis about this many ticks at round numbers, written by ``write``."""
+    steps = [1, 2, 2.5, 5, 10]
+    locator = ByteLocator(ticks) if write is format_bytes else MaxNLocator(ticks, steps=steps)
+    axis.set_major_locator(locator)
+    label_ticks(axis, write)
+
+
+def label_ticks(axis: Axis, write: Callable[[float], str]) -> None:
+    """Let ``write`` write the ticks of an axis: 0.3, not 0.30000000000000004."""
+    axis.set_major_formatter(_Labels(lambda value, _: short(write(float(f"{value:.12g}")))))
+
+
+def name_axes(axes: Axes, x_label: str, y_label: str) -> None:
+    """Write what the axes are and draw the grid."""
+    axes.set_xlabel(one_line(x_label, 90))
+    axes.set_ylabel(one_line(y_label, 45))
+    axes.grid()

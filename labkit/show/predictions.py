@@ -7,19 +7,18 @@ Limits: predictions live as long as the kernel. Nothing is asked where there is 
 """
 
 import html
-import math
-import numbers
 import re
 
 import ipywidgets
 from IPython.display import display
 
-from labkit.memory import GIB, KIB, MIB, InputError, Run, format_bytes
-from labkit.show.cards import Card, message_card
+from labkit.runs import Run
+from labkit.show.cards import BAD, GOOD, Card, Shown, message_card, notice
+from labkit.show.tables import finite_number
+from labkit.values import GIB, KIB, MIB, InputError, format_bytes
 
 BYTE_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": GIB << 10}
-NUMBER = re.compile(r"[+−-]?(\d+([.,]\d*)?|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
-LINES = "line-height:1.5;white-space:normal"  # ipywidgets sets texts one line high
+NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
 
 predictions: dict[str, "Prediction"] = {}
 """Every prediction of this session by its id, also those without a value."""
@@ -29,7 +28,7 @@ def predict(question: str, *, unit: str = "GiB", id: str) -> "Prediction":
     """Ask for a number before the experiment is run.
 
     Running the cell again keeps what was committed. Without a frontend nothing is asked and the
-    lesson goes on.
+    lesson continues.
 
     Args:
         question: what to predict.
@@ -41,15 +40,16 @@ def predict(question: str, *, unit: str = "GiB", id: str) -> "Prediction":
         The prediction, already shown; its ``value`` is None until one is committed.
     """
     prediction = Prediction(question, unit, id)
-    if id in predictions and predictions[id].value is not None and predictions[id].unit == unit:
-        prediction.field.value = f"{predictions[id].value:g}"
-        prediction.commit(predictions[id].value)
+    earlier = predictions.get(id)
+    if earlier and earlier.value is not None and earlier.unit == unit:
+        prediction.field.value = f"{earlier.value:g}"
+        prediction.commit(earlier.value)
     predictions[id] = prediction
     display(prediction.widget)
     return prediction
 
 
-class Prediction:
+class Prediction(Shown):
     """A question and, once committed, the learner's answer.
 
     Attributes:
@@ -67,25 +67,17 @@ class Prediction:
         # Sent as a whole when the field is left: letter by letter, the last ones can arrive after
         # the click on the button.
         self.field = ipywidgets.Text(placeholder=example, layout=layout, continuous_update=False)
-        self.field.tooltip = question  # its name for those who hear the page
+        self.field.tooltip = question  # its name in a screen reader
         self.button = ipywidgets.Button(
             description="Commit my prediction", button_style="primary", layout=layout
         )
-        self.message = ipywidgets.HTML()
         self.button.on_click(lambda _: self._commit_typed())
-        self.widget = ipywidgets.VBox(
-            [
-                ipywidgets.HTML(f'<div style="{LINES}"><b>{html.escape(question)}</b></div>'),
-                ipywidgets.HBox(
-                    [self.field, ipywidgets.HTML(f"&nbsp;{html.escape(unit)}&nbsp;"), self.button],
-                    layout={"flex_flow": "row wrap"},
-                ),
-                self.message,
-            ]
-        )
-
-    def _ipython_display_(self) -> None:
-        """Nothing: ``predict`` has shown it."""
+        self.message = ipywidgets.HTML()
+        style = "line-height:1.5;white-space:normal"  # ipywidgets sets texts one line high
+        asked = ipywidgets.HTML(f'<div style="{style}"><b>{html.escape(question)}</b></div>')
+        row = [self.field, ipywidgets.HTML(f"&nbsp;{html.escape(unit)}&nbsp;"), self.button]
+        answer = ipywidgets.HBox(row, layout={"flex_flow": "row wrap"})
+        self.widget = ipywidgets.VBox([asked, answer, self.message])
 
     def commit(self, value: float) -> None:
         """Take ``value``, in ``unit``, as the prediction; a later one replaces it.
@@ -93,19 +85,18 @@ class Prediction:
         Raises:
             InputError: it is not a finite number, or below zero where bytes are asked for.
         """
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise InputError(f"a prediction must be a number, not {value!r}")
-        if not math.isfinite(value) or (value < 0 and self.unit in BYTE_UNITS):
-            allowed = "of at least 0" if self.unit in BYTE_UNITS else "that is finite"
-            raise InputError(f"a prediction must be a number {allowed}, not {value!r}")
-        self.value = float(value)
-        self._tell(f"✔ You predict {self._text(self.value)}. You can still change your mind.")
+        value = finite_number(value, "a prediction")
+        if value < 0 and self.unit in BYTE_UNITS:
+            raise InputError(f"a prediction in bytes must be at least 0, not {value:g}")
+        self.value = value
+        text = f"You predict {self._text(value)}. You can still change your mind."
+        self.message.value = notice(text, GOOD)
 
     def _commit_typed(self) -> None:
         try:
             self.commit(parse_number(self.field.value, self.unit))
         except InputError as error:
-            self._tell(f"✘ {error}")
+            self.message.value = notice(str(error), BAD)
 
     def outcome(self, actual: Run | float, *, source: str = "") -> Card:
         """Show the prediction beside what came out.
@@ -121,16 +112,14 @@ class Prediction:
         Raises:
             InputError: ``actual`` is neither a run nor a finite number.
         """
-        source = source or (actual.label if isinstance(actual, Run) else "found")
-        number = actual.peak_bytes if isinstance(actual, Run) else actual
-        if isinstance(number, bool) or not isinstance(number, numbers.Real):
-            raise InputError(f"an outcome must be a run or a number, not {actual!r}")
-        if not math.isfinite(number):
-            raise InputError(f"an outcome must be a finite number, not {number!r}")
-        found = number / BYTE_UNITS.get(self.unit, 1)
-        result = f"{source[:1].upper()}{source[1:]}: {self._text(found)}."
-        if isinstance(actual, Run) and actual.oom:
-            result += " It ran out of memory there."
+        ending = ""
+        if isinstance(actual, Run):
+            source = source or actual.label
+            ending = " It ran out of memory there." if actual.oom else ""
+            actual = actual.peak_bytes
+        found = finite_number(actual, "an outcome") / BYTE_UNITS.get(self.unit, 1)
+        source = source or "found"
+        result = f"{source[:1].upper()}{source[1:]}: {self._text(found)}.{ending}"
         if self.value is None:
             text = f"{result} You made no prediction; try the next one before you run the cell."
             return message_card(text, title="no prediction made")
@@ -143,34 +132,27 @@ class Prediction:
             return format_bytes(value * BYTE_UNITS[self.unit])
         return f"{value:,.4g} {self.unit}".strip()
 
-    def _tell(self, text: str) -> None:
-        self.message.value = f'<div role="status" style="{LINES}">{html.escape(text)}</div>'
-
 
 def parse_number(text: str, unit: str = "") -> float:
-    """The number that somebody typed: ``"3.5"``, ``"3,5"``, ``"300 MiB"``, ``"40 %"``.
+    """Read a number as people type it: ``"3.5"``, ``"3,5"``, ``"300 MiB"``, ``"40 %"``.
 
     A unit of bytes is converted to ``unit`` where that is one, too.
 
     Raises:
-        InputError: nothing typed, not a number, or another unit.
+        InputError: not a number, or another unit.
     """
-    typed = text.strip()
-    if not typed:
-        raise InputError(f"type a number first, for example 2.5{f' {unit}' if unit else ''}")
-    match = NUMBER.match(typed)
-    if match and re.search(r",\d{3}$", match.group()):
-        raise InputError(f"{typed[:40]!r} could be read in two ways; write 1500 or 1.5")
+    if re.search(r",\d{3}(?!\d)", text):
+        raise InputError(f"{text[:40]!r} could be read in two ways; write 1500 or 1.5")
+    match = NUMBER.fullmatch(text.strip().replace(",", ".").replace("−", "-"))
     if not match:
-        raise InputError(f"{typed[:40]!r} is not a number; type one such as 2.5")
-    value = float(match.group().replace(",", ".").replace("−", "-"))
-    given = typed[match.end() :].strip()
-    known = {name.lower(): size for name, size in BYTE_UNITS.items()}
-    if given.lower() == unit.lower() or not given:
+        raise InputError(f"{text[:40]!r} is not a number; type one, for example 2.5")
+    value, given = float(match[1]), match[2].lower()
+    sizes = {name.lower(): size for name, size in BYTE_UNITS.items()}
+    if given in ("", unit.lower()):
         return value
-    if given.lower() in known and unit.lower() in known:
-        return value * known[given.lower()] / known[unit.lower()]
-    raise InputError(f"{typed[:40]!r} is not in {unit or 'plain numbers'}; type one such as 2.5")
+    if given in sizes and unit.lower() in sizes:
+        return value * sizes[given] / sizes[unit.lower()]
+    raise InputError(f"{text[:40]!r} is not in {unit or 'plain numbers'}; type one such as 2.5")
 
 
 def _off_by(predicted: float, found: float) -> str:

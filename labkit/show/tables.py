@@ -1,25 +1,41 @@
-"""Small tables under the figures, and what figures and tables have in common.
+"""Tables of runs, and what figures and tables have in common.
 
 - ``table(runs)``: runs side by side, one row each, with the categories at the peak.
 - ``run_labels``, ``held``, ``sources``: what figures and tables call a run, what it held, and
-  where its numbers come from, so that picture and table never differ.
+  where its numbers come from, so that figure and table never differ.
 
 Limits: made for tens of rows, not thousands; there is no sorting and no paging.
 """
 
+import math
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from IPython.display import display
 
-from labkit.memory import Category, InputError, Run, format_bytes, one_of
-from labkit.show.rich import MISSING, Rich, grid
+from labkit.runs import Run
+from labkit.support.html_table import MISSING, Rich, grid
+from labkit.trace import Category
+from labkit.values import InputError, format_bytes, one_of, shown
 
-# --- runs: which, called what, holding what ----------------------------------------------------
+HEADINGS = {"seconds": "time per step", "flops": "work per step", "moved": "moved per step"}
+RUN_COLUMNS = ("peak", "change", "reserved", "capacity", "seconds", "flops", "moved", "sent")
+
+
+def finite_number(value: Any, what: str) -> float:
+    """Return a number as a float.
+
+    Raises:
+        InputError: it is not one, or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise InputError(f"{what} must be a finite number, not {shown(value)}")
+    return float(value)
 
 
 def as_runs(runs: Run | Iterable[Run]) -> list[Run]:
-    """One run or several as a list.
+    """Return one run or several as a list.
 
     Raises:
         InputError: there are none, or something in it is not a run.
@@ -29,27 +45,23 @@ def as_runs(runs: Run | Iterable[Run]) -> list[Run]:
         raise InputError("there are no runs to show: pass one run or a list of runs")
     for run in found:
         if not isinstance(run, Run):
-            raise InputError(
-                f"a figure needs runs (what measure, simulate or sweep return), not {run!r}"
-            )
+            raise InputError(f"a figure needs runs (what measure or simulate return), not {run!r}")
     return found
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The parameters that are not the same in all runs, in the order they first appear."""
+    """Return the parameters that are not the same in all runs, in the order they first appear."""
     names = dict.fromkeys(name for run in runs for name in run.parameters)
-    return [
-        name for name in names if len({repr(run.parameters.get(name, MISSING)) for run in runs}) > 1
-    ]
+    return [name for name in names if len({repr(run.parameters.get(name)) for run in runs}) > 1]
 
 
 def setting_text(parameters: dict[str, Any], names: Iterable[str]) -> str:
-    """``"batch_size 8, precision bf16"``; parameters that a run lacks are left out."""
+    """Return ``"batch_size 8, precision bf16"``; parameters that a run lacks are left out."""
     return ", ".join(f"{name} {parameters[name]}" for name in names if name in parameters)
 
 
 def run_labels(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[str]:
-    """What figures call each run: its name, with the parameters that tell equal names apart.
+    """Return what figures call each run: its name, and if names repeat the parameters that differ.
 
     Raises:
         InputError: ``labels`` are given, but not one per run.
@@ -61,35 +73,30 @@ def run_labels(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
-    settings = [setting_text(dict(run.parameters), differing(runs)) for run in runs]
-    if len(set(names)) == 1:
-        return _numbered([setting or run.name for setting, run in zip(settings, runs, strict=True)])
-    return _numbered([", ".join(filter(None, pair)) for pair in zip(names, settings, strict=True)])
-
-
-def _numbered(labels: list[str]) -> list[str]:
-    """Equal labels told apart by a number; the first keeps its own."""
-    seen: dict[str, int] = {}
-    result = []
-    for label in labels:
-        seen[label] = seen.get(label, 0) + 1
-        result.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
-    return result
+    found: list[str] = []
+    for run in runs:
+        setting = setting_text(dict(run.parameters), differing(runs))
+        parts = [setting or run.name] if len(set(names)) == 1 else [run.name, setting]
+        found.append(", ".join(filter(None, parts)))
+    return [
+        label if label not in found[:i] else f"{label} ({found[:i].count(label) + 1})"
+        for i, label in enumerate(found)
+    ]
 
 
 def sources(runs: Iterable[Run]) -> list[str]:
-    """Where the numbers come from, each source once: ``["simulated for NVIDIA T4"]``."""
+    """Return where the numbers come from, each source once: ``["simulated for NVIDIA T4"]``."""
     return list(dict.fromkeys(run.label for run in runs))
 
 
 def held(run: Run) -> dict[Category, int]:
-    """Bytes by category at the peak; of a run that ran out of memory, at the failure."""
+    """Return bytes by category at the peak; of a run that ran out of memory, at the failure."""
     table = run.oom.by_category if run.oom and run.oom.live_bytes else run.by_category
     return {category: table[category] for category in Category if table.get(category)}
 
 
 def change_text(value: int, reference: int) -> str:
-    """``"−43 %"``, ``"+8 %"``, ``"same"``; ``"3.1 times"`` where per cent would mislead."""
+    """Return ``"−43 %"``, ``"+8 %"``, ``"same"``; ``"3.1 times"`` where per cent would mislead."""
     if value == reference:
         return "same"
     if not reference:
@@ -105,46 +112,37 @@ def change_text(value: int, reference: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """``"1.23 s"``, ``"45.6 ms"``, ``"789 µs"``: three digits, never zero for a small number."""
+    """Return ``"1.23 s"``, ``"45.6 ms"``, ``"789 µs"``: three digits; ``"0 s"`` below 1 ns."""
     if seconds >= 1000:
         return f"{seconds:,.0f} s"
+    if seconds < 1e-9:
+        return "0 s"
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
     unit, scale = next((pair for pair in units if seconds >= pair[1]), units[-1])
     return f"{seconds / scale:.3g} {unit}"
 
 
 def flops_text(flops: int) -> str:
-    """Floating-point operations with a decimal unit: ``"2.31 TFLOP"``."""
+    """Return floating-point operations with a decimal unit: ``"2.31 TFLOP"``."""
     for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
         if flops >= scale:
             return f"{flops / scale:.3g} {unit}"
     return f"{flops} FLOP"
 
 
-# --- the table of runs -------------------------------------------------------------------------
-
-
-def table(
-    runs: Run | Iterable[Run],
-    *,
-    columns: Sequence[str] | None = None,
-    labels: Sequence[str] | None = None,
-    against: Run | None = None,
-) -> None:
+def table(runs: Run | Iterable[Run], *, columns: Sequence[str] | None = None) -> None:
     """Show runs side by side, one row each.
 
     Args:
         runs: one run or several.
         columns: which to show and in which order: ``peak``, ``change``, a category
             (``activations``), ``reserved``, ``capacity``, ``seconds``, ``flops``, ``moved``,
-            ``source``, or the name of a parameter. None: those that hold something.
-        labels: what to call each run; None: its name and the parameters that differ.
-        against: the run that ``change`` compares the others with.
+            ``sent`` or ``source``. None: those that hold something.
 
     Raises:
-        InputError: no runs, an unknown column, or not one label per run.
+        InputError: no runs, or an unknown column.
     """
-    display(build_table(runs, columns=columns, labels=labels, against=against))
+    display(build_table(runs, columns=columns))
 
 
 def build_table(
@@ -154,89 +152,65 @@ def build_table(
     labels: Sequence[str] | None = None,
     against: Run | None = None,
 ) -> Rich:
-    """What ``table`` shows, without showing it. Same arguments, same errors."""
+    """Return what ``table`` shows, with ``labels`` and ``against`` as in ``bars``."""
     runs = as_runs(runs)
     names = run_labels(runs, labels)
-    parameters = list(dict.fromkeys(name for run in runs for name in run.parameters))
+    parameters: list[str] = []
     if columns is None:
-        columns = _default_columns(runs, names, against)
+        if names == [run.name for run in runs]:
+            parameters = differing(runs)
+        columns = _default_columns(runs, against)
     else:
-        known = [*_CELLS, *Category, *parameters, "change"]
+        known = [*RUN_COLUMNS, *Category, "source"]
         columns = [one_of(column, known, "column") for column in columns]
-        columns = [c if c in _OURS else _PARAMETER + c for c in columns]
-    rows = [
-        [name, *(_cell(run, column, against) for column in columns)]
-        for name, run in zip(names, runs, strict=True)
-    ]
-    words = {0} | {i for i, column in enumerate(columns, start=1) if _is_words(runs, column)}
-    headings = ["run", *(_HEADINGS.get(c, c.removeprefix(_PARAMETER)) for c in columns)]
-    return grid(headings, rows, caption=_caption(runs), words=words)
-
-
-def _default_columns(runs: list[Run], names: list[str], against: Run | None) -> list[str]:
-    columns = [_PARAMETER + p for p in differing(runs) if names == [run.name for run in runs]]
-    columns += ["peak"] + (["change"] if against else [])
-    columns += [category for category in Category if any(category in held(run) for run in runs)]
-    optional = {
-        "reserved": any(run.reserved_bytes is not None for run in runs),
-        "seconds": any(run.step_seconds for run in runs),
-        "flops": any(run.flops is not None for run in runs),
-        "source": len(sources(runs)) > 1,
-    }
-    return columns + [column for column, wanted in optional.items() if wanted]
-
-
-_HEADINGS = {"seconds": "time per step", "flops": "work per step", "moved": "moved per step"}
-
-_CELLS = {
-    "peak": lambda run: _peak_text(run),
-    # A simulation goes on past the card's end: what it would reserve there says nothing.
-    "reserved": lambda run: _optional(None if run.oom else run.reserved_bytes, format_bytes),
-    "capacity": lambda run: _optional(run.capacity_bytes, format_bytes),
-    "seconds": lambda run: _optional(run.seconds_per_step, seconds_text),
-    "flops": lambda run: _optional(run.flops, flops_text),
-    "moved": lambda run: _optional(run.moved_bytes, format_bytes),
-    "sent": lambda run: format_bytes(run.sent_bytes) if run.sent_bytes else "",
-    "source": lambda run: run.label,
-}
-
-
-_OURS = {*_CELLS, *Category, "change"}
-# An experiment may have an argument called `optimizer`, which is a category too.
-_PARAMETER = "parameter "
-
-
-def _is_words(runs: list[Run], column: str) -> bool:
-    if column in _OURS:
-        return column == "source"
-    name = column.removeprefix(_PARAMETER)
-    return any(isinstance(run.parameters.get(name), str | bool) for run in runs)
-
-
-def _cell(run: Run, column: str, against: Run | None) -> str:
-    if column in _CELLS:
-        return _CELLS[column](run)
-    if column == "change":
-        if against is None or run.oom:
-            return MISSING
-        return change_text(run.peak_bytes, against.peak_bytes)
-    if column in _OURS:
-        return format_bytes(held(run).get(Category(column), 0))
-    return str(run.parameters.get(column.removeprefix(_PARAMETER), MISSING))
-
-
-def _peak_text(run: Run) -> str:
-    if not run.oom:
-        return format_bytes(run.peak_bytes)
-    return f"out of memory at {format_bytes(sum(held(run).values()))}"
-
-
-def _optional(value: Any, write: Any) -> str:
-    return MISSING if value is None else write(value)
-
-
-def _caption(runs: list[Run]) -> str:
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        given = [str(run.parameters.get(parameter, MISSING)) for parameter in parameters]
+        rows.append([name, *given, *(_cell(run, column, against) for column in columns)])
+    headings = ["run", *parameters, *(HEADINGS.get(column, column) for column in columns)]
+    text_columns = list(range(len(parameters) + 1))
+    if "source" in columns:
+        text_columns.append(headings.index("source"))
     what = "Peak memory and what it is made of"
     if any(run.oom for run in runs):
         what += " (where a run ran out of memory: at the failure)"
-    return f"{what}; {' and '.join(sources(runs))}."
+    caption = f"{what}; {' and '.join(sources(runs))}."
+    return grid(headings, rows, caption=caption, text_columns=text_columns)
+
+
+def _default_columns(runs: list[Run], against: Run | None) -> list[str]:
+    columns = ["peak", "change"] if against else ["peak"]
+    columns += [category for category in Category if any(category in held(run) for run in runs)]
+    if any(run.reserved_bytes is not None for run in runs):
+        columns.append("reserved")
+    if any(run.step_seconds for run in runs):
+        columns.append("seconds")
+    if any(run.flops is not None for run in runs):
+        columns.append("flops")
+    if len(sources(runs)) > 1:
+        columns.append("source")
+    return columns
+
+
+def _cell(run: Run, column: str, against: Run | None) -> str:
+    if column == "peak" and run.oom:
+        return f"out of memory at {format_bytes(sum(held(run).values()))}"
+    if column == "change":
+        comparable = against is not None and not run.oom
+        return change_text(run.peak_bytes, against.peak_bytes) if comparable else MISSING
+    if column in list(Category):
+        return format_bytes(held(run).get(Category(column), 0))
+    if column == "source":
+        return run.label
+    # A simulation continues past the GPU's end: what it would reserve there says nothing.
+    values = {
+        "peak": (run.peak_bytes, format_bytes),
+        "reserved": (None if run.oom else run.reserved_bytes, format_bytes),
+        "capacity": (run.capacity_bytes, format_bytes),
+        "seconds": (run.seconds_per_step, seconds_text),
+        "flops": (run.flops, flops_text),
+        "moved": (run.moved_bytes, format_bytes),
+        "sent": (run.sent_bytes or None, format_bytes),
+    }
+    value, write = values[column]
+    return MISSING if value is None else write(value)

@@ -3,37 +3,39 @@
 The horizontal axis counts events, not seconds: an operator that allocates much takes much room,
 one that allocates nothing takes none.
 
-Limits: a long trace is thinned for drawing, keeping each local peak and valley; the marked peak
-and the table come from the whole trace. Phases too short to see are drawn as part of the one
-before and appear in the table only.
+Limits: a long trace is thinned for drawing: of each stretch narrower than a pixel its highest,
+lowest and last point are kept. The marked peak and the table come from the whole trace. Phases too
+short to see are not shaded; the table has them.
 """
 
-from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from labkit.memory import Category, Phase, Run, format_bytes
+from labkit.runs import Run
 from labkit.show.picture import (
+    ABOVE,
     ALARM,
+    ASIDE,
     GREY,
     INK,
-    STYLE,
-    WIDTH,
+    LIMIT_LINE,
+    PAPER,
     Picture,
-    byte_ticks,
     category_legend,
     fill,
-    legend_rows,
-    place,
-    text_width,
-    write_title,
+    fits,
+    note,
+    scale,
+    showing,
 )
-from labkit.show.rich import MISSING, Rich, grid
-from labkit.show.windows import Window, cut_out, phase_peaks, stretches, thinned
+from labkit.support.html_table import MISSING
+from labkit.trace import Category, Phase
+from labkit.values import InputError, format_bytes, positive_int
 
 PHASE_COLOURS = {
     Phase.SETUP: "#E3E3E3",
@@ -44,59 +46,114 @@ PHASE_COLOURS = {
 }
 SHORT_NAMES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "opt"}
 TABLE_STEPS = 10
+THIN_ABOVE, BUCKETS = 4000, 1200
+VISIBLE = 0.004  # of the width
 
 
-def timeline(
-    run: Run,
-    *,
-    steps: int | tuple[int, int] | None = None,
-    title: str | None = None,
-    annotate: bool = True,
+class Window(NamedTuple):
+    """A part of a timeline: ``bytes_by_category[c][i]`` after event ``at[i]``, in ``phases[i]``."""
+
+    at: np.ndarray
+    phases: np.ndarray
+    bytes_by_category: dict[Category, np.ndarray]
+
+    @property
+    def totals(self) -> np.ndarray:
+        return sum(self.bytes_by_category.values(), np.zeros(len(self.at), dtype=np.int64))
+
+    def select(self, chosen: np.ndarray | slice) -> "Window":
+        """Return the window with these positions only, and with categories that are not empty."""
+        rows = {c: row[chosen] for c, row in self.bytes_by_category.items() if row[chosen].any()}
+        return Window(self.at[chosen], self.phases[chosen], rows)
+
+
+def draw_timeline(
+    run: Run, *, steps: int | tuple[int, int] | None = None, title: str | None = None
 ) -> Picture:
-    """Show the live bytes of a run from event to event, with each step's peaks in a table.
+    """Draw the live bytes of a run from event to event, with each step's peaks in a table.
+
+    Marked are the peak, and where the run ran out of memory.
 
     Args:
         run: a run with a trace (of this session, not read back from a file).
         steps: a step's number from 1, or ``(first, last)``; None: everything, the set-up too.
         title: what the figure shows; None: "Live memory, event by event: <name>".
-        annotate: mark the peak, and where the run ran out of memory.
 
     Returns:
-        The figure, already shown.
+        The figure; ``timeline`` has shown it, ``draw_timeline`` has not.
 
     Raises:
         InputError: the run has no trace, nothing was allocated, or there is no such step.
     """
-    return draw_timeline(run, steps=steps, title=title, annotate=annotate).show()
-
-
-def draw_timeline(
-    run: Run,
-    *,
-    steps: int | tuple[int, int] | None = None,
-    title: str | None = None,
-    annotate: bool = True,
-) -> Picture:
-    """The figure of ``timeline`` without showing it. Same arguments, same errors."""
-    whole, window, first_step = cut_out(run, steps)
+    whole = window = whole_window(run)
+    first_step = 0
+    if steps is not None:
+        first_step, last_step = _step_range(run, steps)
+        ranges = run.trace.steps()
+        limits = (ranges[first_step - 1][0], ranges[last_step - 1][1])
+        window = whole.select(slice(*np.searchsorted(whole.at, limits)))
+        if not window.at.size:
+            raise InputError("nothing was allocated or freed in these steps: leave steps out")
     used = [category for category in Category if category in window.bytes_by_category]
     title = title or f"Live memory, event by event: {run.name}"
-    head, foot = 104 + 24 * legend_rows(used, False), 50
-    with mpl.rc_context(STYLE):
-        figure = Picture(head + 300 + foot)
-        write_title(figure, title, run.label)
-        category_legend(figure, used)
-        axes = figure.add_axes((0, 0, 1, 1))
-        place(figure, axes, left=84, right=20, top=head, bottom=foot)
+    figure = Picture(title, run.label, body=390, legend=category_legend(used))
+    with figure.drawing() as axes:
         _draw_areas(axes, thinned(window))
-        _scale(axes, window, run.capacity_bytes)
-        _name_phases(figure, axes, window)
-        _name_steps(figure, axes, run, window)
-        if annotate:
-            _mark_peak(figure, axes, run, window)
-    figure.table = _phase_table(run, whole, first_step)
-    figure.alt = _alt(title, run, window)
+        event_axes(axes, window.at[0], window.at[-1] + 1)
+        _draw_capacity(axes, int(window.totals.max()), run.capacity_bytes)
+        axes.set_ylabel("live memory")
+        _name_phases(axes, window)
+        _name_steps(axes, run, window)
+        _mark_peak(axes, run, window)
+    _describe(figure, run, whole, window, first_step)
     return figure
+
+
+timeline = showing(draw_timeline)
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def whole_window(run: Run) -> Window:
+    """Return the whole timeline of a run."""
+    if not isinstance(run, Run):
+        raise InputError(f"a timeline needs one run, not {run!r}")
+    if run.trace is None:
+        raise InputError(
+            f"the run {run.name!r} has no trace, so it has no timeline (a run read back from a "
+            "file has none; measure with track=True): bars() shows its peak"
+        )
+    line = run.trace.timeline()
+    if not line.bytes_by_category:
+        raise InputError(f"the run {run.name!r} allocated nothing on {run.trace.device}")
+    rows = {c: np.array(row, dtype=np.int64) for c, row in line.bytes_by_category.items()}
+    return Window(np.array(line.indices), np.array(line.phases), rows)
+
+
+def _step_range(run: Run, steps: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the first and the last step that ``steps`` asks for."""
+    count = len(run.trace.steps())
+    if not count:
+        raise InputError(f"the run {run.name!r} stopped before its first step: leave steps out")
+    pair = steps if isinstance(steps, tuple | list) else (steps, steps)
+    if len(pair) != 2:
+        raise InputError(f"steps must be a number or (first, last), not {steps!r}")
+    first, last = (positive_int(step, "steps", most=count) for step in pair)
+    if last < first:
+        raise InputError(f"steps must be (first, last) in this order, not {steps!r}")
+    return first, last
+
+
+def thinned(window: Window) -> Window:
+    """Return at most some thousand points: of each stretch its highest, lowest and last."""
+    if len(window.at) <= THIN_ABOVE:
+        return window
+    totals, selected = window.totals, {0}
+    for stretch in np.array_split(np.arange(len(totals)), BUCKETS):
+        selected |= {stretch[totals[stretch].argmax()], stretch[totals[stretch].argmin()]}
+        selected.add(stretch[-1])
+    return window.select(np.array(sorted(selected)))
 
 
 # --- drawing -----------------------------------------------------------------------------------
@@ -115,109 +172,99 @@ def _draw_areas(axes: Axes, window: Window) -> None:
     axes.step(at, low, where="post", color=INK, linewidth=0.9, zorder=4)
 
 
-def _scale(axes: Axes, window: Window, capacity: int | None) -> None:
-    peak = int(window.totals.max())
-    top = 1.3 * peak or 1  # the room above the data is for the peak's text
-    if capacity and capacity < 1.25 * top:
-        top = max(top, 1.22 * capacity) if capacity > 0.8 * top else top
-        axes.axhline(capacity, color=INK, linewidth=1.6, linestyle=(0, (5, 2)), zorder=5)
-        axes.annotate(
-            f"capacity {format_bytes(capacity)}",
-            (0, capacity),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(5, -4),
-            textcoords="offset points",
-            va="top",
-            size=9.5,
-            zorder=6,
-            bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5},
-        )
-    axes.set_xlim(window.at[0], window.at[-1] + 1)
-    axes.set_ylim(0, top)
-    byte_ticks(axes.yaxis, top, 6)
+def event_axes(axes: Axes, start: int, stop: int) -> None:
+    """Scale the axes of a figure that shows bytes from event to event."""
+    axes.set_xlim(start, stop)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    axes.set_xlabel("allocations and frees, in order", size=9.5)
-    axes.set_ylabel("live memory", size=9.5)
-    axes.tick_params(length=0, pad=5, labelsize=9.5)
+    axes.set_xlabel("allocations and frees, in order")
+    scale(axes.yaxis, format_bytes)
     axes.grid(axis="y")
 
 
-def _name_phases(figure: Picture, axes: Axes, window: Window) -> None:
+def byte_limit(axes: Axes, text: str, nbytes: int) -> None:
+    """Draw a horizontal line with its name below it at the left."""
+    axes.axhline(nbytes, zorder=5, **LIMIT_LINE)
+    note(axes, text, (0, nbytes), (5, -4), xycoords=ASIDE, va="top", zorder=6, bbox=PAPER)
+
+
+def _draw_capacity(axes: Axes, peak_bytes: int, capacity_bytes: int | None) -> None:
+    top = 1.3 * peak_bytes or 1  # the room above the data is for the peak's text
+    if capacity_bytes and capacity_bytes < 1.25 * top:
+        if capacity_bytes > 0.8 * top:
+            top = max(top, 1.22 * capacity_bytes)
+        byte_limit(axes, f"capacity {format_bytes(capacity_bytes)}", capacity_bytes)
+    axes.set_ylim(0, top)
+
+
+def _name_phases(axes: Axes, window: Window) -> None:
     """Shade the phases and name them in a strip above the axes, as far as the names fit."""
-    pixels = axes.get_position().width * WIDTH / (window.at[-1] + 1 - window.at[0])
+    edges = np.append(window.at, window.at[-1] + 1)
     transform = axes.get_xaxis_transform()
-    for phase, low, high in stretches(window):
+    position = 0
+    for phase, members in groupby(window.phases):
+        start = edges[position]
+        position += len(list(members))
+        width = edges[position] - start
+        share = width / (edges[-1] - edges[0])
+        if share < VISIBLE:
+            continue
         colour = PHASE_COLOURS[phase]
-        axes.axvspan(low, high, facecolor=colour, alpha=0.45, linewidth=0, zorder=0)
-        strip = Rectangle((low, 1.0), high - low, 0.07, transform=transform, clip_on=False)
+        axes.axvspan(start, start + width, facecolor=colour, alpha=0.45, linewidth=0, zorder=0)
+        strip = Rectangle((start, 1.0), width, 0.07, transform=transform, clip_on=False)
         strip.set(facecolor=colour, edgecolor="white", linewidth=1)
         axes.add_artist(strip)
-        centre = ((low + high) / 2, 1.035)
-        style = {"ha": "center", "va": "center", "size": 9.5, "transform": transform}
-        text = axes.text(*centre, str(phase), **style)
-        for name in (SHORT_NAMES.get(phase, ""), ""):
-            if text_width(figure, text) > (high - low) * pixels - 4:
-                text.set_text(name)
+        name = str(phase) if fits(str(phase), share) else SHORT_NAMES.get(phase, "")
+        if fits(name, share):
+            style = {"ha": "center", "va": "center", "size": 9.5, "transform": transform}
+            axes.text(start + width / 2, 1.035, name, **style)
 
 
-def _name_steps(figure: Picture, axes: Axes, run: Run, window: Window) -> None:
-    """A line where each step starts, and its number above the strip of phases."""
+def _name_steps(axes: Axes, run: Run, window: Window) -> None:
+    """Draw a line where each step starts, its number above the strip of phases."""
     start, stop = window.at[0], window.at[-1] + 1
-    shown = [
-        (number, low, high)
-        for number, (low, high) in enumerate(run.trace.steps(), start=1)
-        if start <= low < stop
-    ]
-    room = axes.get_position().width * WIDTH / (stop - start)
-    for number, low, high in shown:
+    for number, (low, high) in enumerate(run.trace.steps(), start=1):
+        if not start <= low < stop:
+            continue
         axes.axvline(low, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=5)
-        text = axes.annotate(
-            f"step {number}",
-            (low, 1.07),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(0, 4),
-            textcoords="offset points",
-            size=9.5,
-            weight="bold",
-            color=INK,
-        )
-        if text_width(figure, text) + 8 > (min(high, stop) - low) * room:
-            text.set_text("")
+        if fits(f"step {number} ", (min(high, stop) - low) / (stop - start)):
+            note(axes, f"step {number}", (low, 1.07), (0, 4), xycoords=ABOVE, weight="bold")
 
 
-def _mark_peak(figure: Picture, axes: Axes, run: Run, window: Window) -> None:
-    """An arrow to the peak; where the run ran out of memory, one to its end instead."""
+def _mark_peak(axes: Axes, run: Run, window: Window) -> None:
+    """Draw an arrow to the peak; where the run ran out of memory, one to its end instead."""
     at = int(window.totals.argmax())
-    peak = int(window.totals[at])
-    words = f"peak {format_bytes(peak)}, {_where(run, window, at)}"
+    height = int(window.totals[at])
+    words, colour = f"peak {format_bytes(height)}, {_where(run, window, at)}", INK
     if run.oom and window.at[-1] >= len(run.trace.events) - 1:
         asked = format_bytes(run.oom.requested_bytes) if run.oom.requested_bytes else "more memory"
-        words = f"{words}\nout of memory here: asked for {asked}"
-        at, peak = len(window.at) - 1, int(window.totals[-1])
+        words, colour = f"{words}\nout of memory here: asked for {asked}", ALARM
+        at, height = len(window.at) - 1, int(window.totals[-1])
+        wanted = min(height + run.oom.requested_bytes, axes.get_ylim()[1])
         style = {"color": ALARM, "linewidth": 2, "linestyle": (0, (3, 1.5)), "zorder": 6}
-        wanted = min(peak + run.oom.requested_bytes, axes.get_ylim()[1])
-        axes.plot([window.at[-1] + 1] * 2, [peak, wanted], clip_on=False, **style)
-    style = {"weight": "bold", "size": 10, "color": ALARM if run.oom else INK}
-    x, top = float(window.at[at]), axes.get_ylim()[1]
-    text = axes.text(x, 0.965 * top, words, ha="center", va="top", zorder=7, **style)
-    text.set_bbox({"facecolor": "white", "alpha": 0.9, "edgecolor": "none", "pad": 2})
+        axes.plot([window.at[-1] + 1] * 2, [height, wanted], clip_on=False, **style)
+    x = float(window.at[at])
     low, high = axes.get_xlim()
-    half = text_width(figure, text) / 2 + 8
-    half *= (high - low) / (axes.get_position().width * WIDTH)
-    text.set_x(min(max(x, low + half), high - half))
+    share = (x - low) / (high - low)
     axes.annotate(
-        "",
-        (x, peak),
-        (text.get_position()[0], 0.965 * top - 0.05 * top * (1 + words.count("\n"))),
-        arrowprops={"arrowstyle": "-|>", "color": style["color"], "linewidth": 1.4, "shrinkA": 2},
+        words,
+        (x, height),
+        xytext=(min(max(share, 0.25), 0.75), 0.97),
+        textcoords="axes fraction",
+        ha="center",
+        va="top",
+        weight="bold",
+        size=10,
+        color=colour,
+        bbox=PAPER,
         zorder=7,
+        arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 2},
     )
 
 
 def _where(run: Run, window: Window, at: int) -> str:
-    """``"step 2, backward"`` for position ``at`` of the window."""
-    step = sum(start <= window.at[at] for start, _ in run.trace.steps())
+    """Return ``"step 2, backward"`` for position ``at`` of the window."""
+    step = run.trace.step_at(int(window.at[at]))
     phase = str(window.phases[at])
     return f"step {step}, {phase}" if step else phase
 
@@ -225,39 +272,36 @@ def _where(run: Run, window: Window, at: int) -> str:
 # --- the table and the text --------------------------------------------------------------------
 
 
-def _phase_table(run: Run, whole: Window, first_step: int) -> Rich:
-    """The most that was live in each phase of each step, from the whole trace."""
-    spans = [(f"step {i}", *span) for i, span in enumerate(run.trace.steps(), start=1)]
-    opening = spans[0][1] if spans else len(run.trace.events)
-    if opening > 0:
-        spans.insert(0, ("before step 1", 0, opening))
-    rows = [(name, phase_peaks(whole, start, stop)) for name, start, stop in spans]
-    rows = [(name, peaks) for name, peaks in rows if peaks]
-    phases = [phase for phase in Phase if any(phase in peaks for _, peaks in rows)]
-    texts = [
-        [name]
-        + [format_bytes(peaks[phase]) if phase in peaks else MISSING for phase in phases]
-        + [format_bytes(max(peaks.values()))]
-        for name, peaks in rows
-    ]
-    caption = f"Most bytes live in each phase; {run.label}."
-    if len(texts) > TABLE_STEPS:
-        kept = min(max(first_step - 1, 0), len(texts) - TABLE_STEPS)
-        caption += f" {TABLE_STEPS} of {len(texts)} rows."
-        texts = texts[kept : kept + TABLE_STEPS]
-    return grid(["", *map(str, phases), "highest"], texts, caption=caption)
-
-
-def _alt(title: str, run: Run, window: Window) -> str:
+def _describe(figure: Picture, run: Run, whole: Window, window: Window, first_step: int) -> None:
+    """Describe the peak, and tabulate the most that was live in each phase of each step."""
     at = int(window.totals.argmax())
-    made_of: Sequence[str] = [
-        f"{category} {format_bytes(int(row[at]))}"
-        for category, row in window.bytes_by_category.items()
-        if row[at]
-    ]
-    ending = f" Then {run.oom}." if run.oom else ""
-    return (
-        f"Stacked areas. {title}, {run.label}. Peak {format_bytes(int(window.totals[at]))} in "
-        f"{_where(run, window, at)}: {', '.join(made_of)}.{ending} "
-        "The table below holds the peak of each phase."
-    )
+    parts = [f"Peak {format_bytes(int(window.totals[at]))} in {_where(run, window, at)}"]
+    for category, row in window.bytes_by_category.items():
+        if row[at]:
+            parts.append(f"{category} {format_bytes(int(row[at]))}")
+    if run.oom:
+        parts.append(str(run.oom))
+    spans = {f"step {i}": span for i, span in enumerate(run.trace.steps(), start=1)}
+    opening = min([start for start, _ in spans.values()], default=len(run.trace.events))
+    phases = [phase for phase in Phase if phase in whole.phases]
+    rows = []
+    for name, (start, stop) in {"before step 1": (0, opening), **spans}.items():
+        peaks = _phase_peaks(whole, start, stop)
+        if peaks:
+            cells = [format_bytes(peaks[phase]) if phase in peaks else MISSING for phase in phases]
+            rows.append([name, *cells, format_bytes(max(peaks.values()))])
+    caption = f"Most bytes live in each phase; {run.label}."
+    if len(rows) > TABLE_STEPS:
+        caption += f" {TABLE_STEPS} of {len(rows)} rows."
+        first = min(max(first_step - 1, 0), len(rows) - TABLE_STEPS)
+        rows = rows[first : first + TABLE_STEPS]
+    headings = ["", *map(str, phases), "highest"]
+    figure.describe("Stacked areas", headings, rows, parts=parts, caption=caption)
+
+
+def _phase_peaks(whole: Window, start: int, stop: int) -> dict[Phase, int]:
+    """Return the most bytes in each phase between two events; what was live as it began counts."""
+    part = slice(*np.searchsorted(whole.at, (start, stop)))
+    before = np.append(0, whole.totals[:-1])
+    highest, phases = np.maximum(before, whole.totals)[part], whole.phases[part]
+    return {phase: int(highest[phases == phase].max()) for phase in Phase if phase in phases}

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from labkit.family import Family
+from labkit.support.processes import descendants, end_group
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 300  # machines that are busy
@@ -102,21 +102,19 @@ def serving(
     with open(log, "wb") as output:
         server = subprocess.Popen(
             command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output,
+            stderr=output, start_new_session=True,
         )  # fmt: skip
-    family = Family(server)
+    started = set()
     try:
         _wait_for(answers, server, log)
         yield server
-        started = psutil.Process(server.pid).children(recursive=True)
-        family.look()
+        started = descendants(server)
         server.terminate()  # a server ends its kernels itself, given the time
         server.wait(timeout=PATIENCE_SECONDS)
         _, left = psutil.wait_procs(started, timeout=20)
         assert not left, f"the server ended, and these are left: {left}"
     finally:
-        family.kill()
-        server.wait(timeout=PATIENCE_SECONDS)
+        end_group(server, started)
 
 
 def _wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
@@ -220,6 +218,13 @@ def hold_to_axe(page: Any) -> None:
     """Fail on anything that ``violations`` finds, with all of it."""
     found = violations(page)
     assert not found, "\n".join(found)
+
+
+def sideways(page: Any) -> int:
+    """By how many pixels the page is wider than its window."""
+    return page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
 
 
 def shot(page: Any, name: str, *, whole: bool = False) -> Path:

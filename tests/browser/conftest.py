@@ -80,7 +80,7 @@ def calculator_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         yield re.search(rf"{address}\?token=\w+", (folder / "log").read_text())[0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
     """JupyterLab as `make lab` starts it, on a copy of the lessons."""
     browsing.need("jupyterlab")
@@ -106,7 +106,7 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
 
 @pytest.fixture(scope="module")
 def lesson_page(browser: Any, lab_server: LabServer) -> Iterator[LabPage]:
-    """Lesson 00 in JupyterLab, all of its cells run on this page; one kernel for all modules."""
+    """Lesson 00 in JupyterLab, all of its cells run on this page; a server for each module."""
     with LabPage.opened(browser, lab_server, "00_start_here.ipynb") as lesson:
         lesson.run_all()
         yield lesson
@@ -118,7 +118,7 @@ def lesson_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     browsing.need()
     folder = tmp_path_factory.mktemp("run")
     done = subprocess.run(
-        [sys.executable, "-m", "labkit.cli", "run", "00", "--out", str(folder / "course")],
+        [sys.executable, "-m", "labkit", "run", "00", "--out", str(folder / "course")],
         cwd=browsing.ROOT, env=browsing.lesson_environment(folder), capture_output=True, text=True,
         timeout=3 * browsing.PATIENCE_SECONDS, check=False,
     )  # fmt: skip

@@ -57,8 +57,15 @@ class LabPage:
             yield lesson
 
     def saved(self) -> dict[str, Any]:
-        """The notebook as it is on the disk."""
-        return json.loads(self.notebook.read_text(encoding="utf-8"))
+        """The notebook as it is on the disk, once it is whole: JupyterLab writes it in place."""
+
+        def whole() -> dict[str, Any] | None:
+            try:
+                return json.loads(self.notebook.read_text(encoding="utf-8"))
+            except json.JSONDecodeError:
+                return None
+
+        return self.until(whole)
 
     def menu(self, menu: str, item: str) -> None:
         """Choose an item of a menu of the bar."""

@@ -84,7 +84,3 @@ def test_nothing_is_cut_off_at_any_width(calculator, size):
             assert box["x"] >= 0, part
             assert box["x"] + box["width"] <= size[0] + 1, part
     calculator.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
-
-
-def test_no_tooltip_says_null(calculator):
-    assert not [each for each in calculator.locator("[title=null]").all() if each.is_visible()]

@@ -14,8 +14,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_output
 
-from labkit import claims
-from labkit.show.cards import claim_card
+from labkit.course import claims, verdicts
+from labkit.course.lesson_cards import claim_card
 
 REVEAL = browsing.ROOT / ".venv" / "proxy" / "node_modules" / "reveal.js"
 PICTURE = ("<svg xmlns='http://www.w3.org/2000/svg' width='800' height='500'>"
@@ -34,7 +34,7 @@ def deck(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slides")
     [path] = (browsing.ROOT / "notebooks").glob("06_*.ipynb")
     book = nbformat.read(path, as_version=4)
-    judged = claims.judge(claims.of_lesson("06")[0].id, 0.4, "simulated for T4")
+    judged = verdicts.judge(claims.of_lesson("06")[0].id, 0.4, "simulated for T4")
     card = {"text/html": claim_card(judged).html}
     figure = f'<img alt="A figure" src="data:image/svg+xml;utf8,{PICTURE}" width="800">'
     for cell in book.cells:

@@ -77,9 +77,9 @@ class Participant:
         asked = parse_qs(urlsplit(page.url).query)
         query = urlencode({key: asked[key][0] for key in ("repo", "branch")})
         with self.browser.get(f"{self.server}/git-pull/api?{query}", stream=True) as events:
-            lines = [line[5:] for line in events.iter_lines(decode_unicode=True)
-                     if line.startswith("data:")]  # fmt: skip
-        assert json.loads(lines[-1])["phase"] == "finished", lines
+            lines = list(events.iter_lines(decode_unicode=True))
+        told = [line.removeprefix("data:") for line in lines if line.startswith("data:")]
+        assert json.loads(told[-1])["phase"] == "finished", told
         return asked["urlpath"][0]
 
     def api(self, path: str, *, method: str = "GET", token: str | None = None, **options):
@@ -115,14 +115,16 @@ class Kernel:
             AssertionError: the cell ended with an error.
         """
         asked = uuid.uuid4().hex
-        header = {"msg_id": asked, "msg_type": "execute_request", "username": self.owner.name,
-                  "session": self.session, "version": "5.3"}  # fmt: skip
-        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {},
-                   "allow_stdin": False, "stop_on_error": True}  # fmt: skip
-        self.channel.send(
-            json.dumps({"channel": "shell", "header": header, "parent_header": {}, "metadata": {},
-                        "content": content})
-        )  # fmt: skip
+        header = {"msg_id": asked, "msg_type": "execute_request", "session": self.session}
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}}
+        request = {
+            "channel": "shell",
+            "header": {**header, "username": self.owner.name, "version": "5.3"},
+            "parent_header": {},
+            "metadata": {},
+            "content": {**content, "allow_stdin": False, "stop_on_error": True},
+        }
+        self.channel.send(json.dumps(request))
         outputs, idle, replied = [], False, False
         while not (idle and replied):
             kind, raw = self.channel.recv_data()

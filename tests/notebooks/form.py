@@ -4,11 +4,9 @@ Two kinds of rule:
 
 - *bytes*: the file is exactly what nbformat writes (one space of indent, sorted keys, a newline at
   the end), with no outputs, no execution counts and no metadata but what a lesson needs.
-  `--fix` rewrites the file so.
-- *lesson*: tags, their order, headings, length, parameters, exercises, claims, as CONTRIBUTING.md
-  describes. These are for the author to mend. But for badges and the setup cell: they follow from
-  the repository's address in pyproject.toml, and `--fix` writes them. Of any other cell it changes
-  neither source nor type, id or tags.
+  `--fix` rewrites the file so, and changes neither sources nor types, ids or tags.
+- *lesson*: tags, their order, headings, length, badges, setup, parameters, exercises, claims, as
+  CONTRIBUTING.md describes. The author corrects these.
 
 Limits: code is read, not executed; whether a lesson runs, and whether its exercises can be solved,
 other tests find out. Headings are found by their `#`, outside fenced code.
@@ -18,9 +16,7 @@ Exit status: 0 all in order, 1 something is not, 2 wrong usage.
 """
 
 import argparse
-import copy
 import json
-import os
 import sys
 import tomllib
 import warnings
@@ -32,11 +28,8 @@ from lesson_rules import (
     RULES,
     Lesson,
     Problem,
-    badges,
     check_address,
     check_claims,
-    setup_code,
-    with_badges,
 )
 from nbformat import NotebookNode
 from nbformat.v4 import reads_json, writes_json
@@ -87,19 +80,10 @@ def read(path: Path) -> Lesson | Problem:
     return Lesson(path, notebook)
 
 
-def write(path: Path, content: bytes) -> None:
-    """Replace the file in one step, so that a full disk or Ctrl-C leaves the old one."""
-    temporary = path.with_suffix(".ipynb.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
 def check_bytes(lesson: Lesson) -> Iterator[Problem]:
-    for cell in lesson.cells:
-        if cell.cell_type == "code" and (cell.get("outputs") or cell.get("execution_count")):
-            yield lesson.problem("bytes", "keeps what a run left; --fix strips it", cell)
     if lesson.path.read_bytes() != canonical(lesson.notebook):
-        yield lesson.problem("bytes", "is not as nbformat writes it; --fix rewrites it")
+        message = "is not as nbformat writes it without what a run left; --fix rewrites it"
+        yield lesson.problem("bytes", message)
 
 
 def check(lesson: Lesson, claims: dict, repository: str) -> list[Problem]:
@@ -108,21 +92,10 @@ def check(lesson: Lesson, claims: dict, repository: str) -> list[Problem]:
     return [*found, *check_address(lesson, repository), *check_claims(lesson, claims)]
 
 
-def mended(lesson: Lesson, repository: str) -> bytes:
-    """The bytes of this lesson in canonical form, with the repository's badges and setup cell."""
-    notebook = copy.deepcopy(lesson.notebook)
-    fixed = Lesson(lesson.path, notebook)
-    for cell in fixed.tagged("title", "markdown")[:1]:
-        cell.source = with_badges(cell.source, badges(lesson.path.name, repository))
-    for cell in fixed.tagged("setup", "code")[:1]:
-        cell.source = setup_code(lesson.number, repository)
-    return canonical(notebook)
-
-
 def gate(
     paths: Sequence[Path], claims: dict, repository: str, *, fix: bool = False
 ) -> list[Problem]:
-    """All problems of these files; with `fix`, what `--fix` can mend is mended first.
+    """All problems of these files; with `fix`, they are first put in canonical form.
 
     `claims` is the `claims` table of claims.toml, `repository` is owner/name.
     """
@@ -132,16 +105,14 @@ def gate(
         if isinstance(lesson, Problem):
             problems.append(lesson)
             continue
-        if fix and (clean := mended(lesson, repository)) != path.read_bytes():
-            write(path, clean)
-            print(f"{path} rewritten")
-            lesson = Lesson(path, reads_json(clean.decode("utf-8")))
+        if fix:
+            path.write_bytes(canonical(lesson.notebook))
         problems += check(lesson, claims, repository)
     return problems
 
 
 def load_claims() -> dict:
-    text = (ROOT / "labkit" / "claims.toml").read_text(encoding="utf-8")
+    text = (ROOT / "labkit" / "course" / "claims.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)["claims"]
 
 

@@ -1,13 +1,11 @@
 """The gate over the real notebooks, and over bad ones made here: every rule can fail."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import form
 import pytest
-from lesson_rules import CODE_LINES, Lesson, badges, setup_code
+from lesson_rules import badges, setup_code
 from nbformat.v4 import reads_json
 
 NOTEBOOKS = sorted((form.ROOT / "notebooks").glob("*.ipynb"))
@@ -25,9 +23,12 @@ REPOSITORY = "ada/course"
 FILE = "06_checkpointing.ipynb"
 BADGES = badges(FILE, REPOSITORY)
 
+TITLE = f"# Does it halve?\n\n{BADGES}\n\n20 min, any machine."
+EXERCISE = 'task = lab.exercise("06-1")\ntask.check(...)'
+
 # name, tag, source; a name's letter says its kind: m(arkdown) or c(ode)
 GOOD = [
-    ("m-title", "title", f"# Does it halve?\n\n{BADGES}\n\n20 min, any machine."),
+    ("m-title", "title", TITLE),
     ("m-promise", "promise", "We will measure."),
     ("m-setup", "setup", "## Setting up"),
     ("c-setup", "setup", setup_code("06", REPOSITORY)),
@@ -48,9 +49,9 @@ GOOD = [
     ("m-explore", "explore", "## Explore"),
     ("c-explore", "explore", "lab.explore(x)"),
     ("m-exercise-1", "exercise", "## Exercise 1"),
-    ("c-exercise-1", "exercise", 'task = lab.exercise("06-1")\ntask.check(...)'),
+    ("c-exercise-1", "exercise", EXERCISE),
     ("m-exercise-2", "exercise", "## Exercise 2"),
-    ("c-exercise-2", "exercise", 'task = lab.exercise("06-2")\ntask.check(...)'),
+    ("c-exercise-2", "exercise", EXERCISE.replace("-1", "-2")),
     ("m-takeaway", "takeaway", "## Takeaway"),
     ("c-result", "result", "lab.result([x, y])"),
 ]
@@ -145,153 +146,39 @@ def copied(name, times):
     return change
 
 
-def both(first, second):
-    def change(notebook):
-        first(notebook)
-        second(notebook)
-
-    return change
+def parameters(old, new):
+    return source("c-parameters", PARAMETERS.replace(old, new))
 
 
 BROKEN = {
-    "output kept": ("bytes", "c-plot", lambda nb: cell(nb, "c-plot").update(execution_count=3)),
-    "other kernel": (
-        "bytes",
-        "",
-        lambda nb: nb.update(metadata={"kernelspec": {"name": "mine", "display_name": "Mine"}}),
-    ),
-    "widget state kept": (
-        "bytes",
-        "",
-        lambda nb: nb.update(metadata=form.NOTEBOOK_METADATA | {"widgets": {}}),
-    ),
-    "cell metadata kept": (
-        "bytes",
-        "",
-        lambda nb: cell(nb, "c-plot")["metadata"].update(collapsed=True),
-    ),
-    "random id": ("ids", "", lambda nb: cell(nb, "c-plot").update(id="a1b2c3d4")),
-    "id of another lesson": ("ids", "", lambda nb: cell(nb, "c-plot").update(id="01-plot")),
+    "output kept": ("bytes", "", lambda book: cell(book, "c-plot").update(execution_count=3)),
+    "random id": ("ids", "", lambda book: cell(book, "c-plot").update(id="a1b2c3d4")),
     "no tag": ("tags", "m-idea", tagged("m-idea")),
-    "two tags": ("tags", "m-idea", tagged("m-idea", "idea", "baseline")),
     "unknown tag": ("tags", "m-idea", tagged("m-idea", "ideas")),
-    "section missing": ("tags", "", dropped("c-predict")),
     "claim before plot": ("order", "c-plot", moved("c-claim", "c-plot")),
-    "experiment after claim": ("order", "c-again", moved("c-again", "m-explore")),
-    "first is no title": ("order", "m-promise", moved("m-promise", "m-title")),
     "last is no result": ("order", "m-takeaway", moved("c-result", "m-takeaway")),
     "too many cells": ("size", "", copied("m-idea", 5)),
-    "too few cells": (
-        "size",
-        "",
-        dropped("c-again", "m-again", "m-idea-more", "m-explore", "m-claim", "m-setup", "m-idea"),
-    ),
-    "too little prose": (
-        "size",
-        "",
-        both(
-            dropped("m-setup", "m-claim", "m-again", "m-idea-more", "m-baseline"),
-            copied("c-plot", 3),
-        ),
-    ),
     "too much prose": (
         "size",
         "",
-        both(dropped("c-baseline", "c-again", "c-explore", "c-claim"), copied("m-idea", 2)),
+        dropped("c-baseline", "c-again", "c-explore", "c-claim", "c-plot"),
     ),
-    "long cell": ("size", "c-plot", source("c-plot", "a = 1\n\n" * 19)),
+    "long cell": ("size", "c-plot", source("c-plot", "a = 1\n\n" * 26)),
     "empty cell": ("size", "m-idea", source("m-idea", "\n")),
     "second title": ("headings", "", source("m-idea", "# Another?")),
-    "no title": ("headings", "", source("m-title", "Does it? 20 min")),
     "level left out": ("headings", "m-idea", source("m-idea", "#### Deep")),
-    "title elsewhere": (
-        "headings",
-        "m-promise",
-        both(source("m-title", "20 min"), source("m-promise", "# Does it?\n\n20 min")),
-    ),
     "title is no question": ("headings", "m-title", source("m-title", "# Halving\n\n20 min")),
     "no minutes": ("headings", "m-title", source("m-title", "# Does it halve?")),
-    "no badges": ("badges", "m-title", source("m-title", "# Does it halve?\n\n20 min")),
-    "badges of another lesson": (
-        "badges",
-        "m-title",
-        source("m-title", f"# Does it halve?\n\n{badges('01_b.ipynb', REPOSITORY)}\n\n20 min"),
-    ),
-    "badges of another repository": (
-        "badges",
-        "m-title",
-        source("m-title", f"# Does it halve?\n\n{badges(FILE, 'bob/course')}\n\n20 min"),
-    ),
-    "badges at the end": (
-        "badges",
-        "m-title",
-        source("m-title", f"# Does it halve?\n\n20 min\n\n{BADGES}"),
-    ),
-    "badges twice": (
-        "badges",
-        "m-title",
-        source("m-title", f"# Does it halve?\n\n{BADGES}\n\n{BADGES}\n\n20 min"),
-    ),
-    "parameter missing": (
-        "parameters",
-        "c-parameters",
-        source("c-parameters", PARAMETERS.replace("seed: int = 0\n", "")),
-    ),
-    "parameter derived": (
-        "parameters",
-        "c-parameters",
-        source("c-parameters", PARAMETERS + "size: int = steps * 2"),
-    ),
-    "parameter without type": (
-        "parameters",
-        "c-parameters",
-        source("c-parameters", PARAMETERS.replace("steps: int", "steps")),
-    ),
-    "parameter without value": (
-        "parameters",
-        "c-parameters",
-        source("c-parameters", PARAMETERS.replace("steps: int = 3", "steps: int")),
-    ),
-    "parameters no Python": ("parameters", "c-parameters", source("c-parameters", "steps: = 3")),
-    "second cell tagged parameters": ("parameters", "", tagged("m-setup", "parameters")),
-    "setup of another lesson": (
-        "setup",
-        "c-setup",
-        source("c-setup", setup_code("01", REPOSITORY)),
-    ),
-    "setup of another repository": (
-        "setup",
-        "c-setup",
-        source("c-setup", setup_code("06", "bob/course")),
-    ),
-    "setup does more": (
-        "setup",
-        "c-setup",
-        source("c-setup", setup_code("06", REPOSITORY) + "\nlab.seed()"),
-    ),
-    "no setup": ("setup", "", dropped("c-setup")),
+    "badges of another": ("badges", "m-title", source("m-title", TITLE.replace("ada", "bob"))),
+    "parameter missing": ("parameters", "c-parameters", parameters("seed: int = 0\n", "")),
+    "parameter derived": ("parameters", "c-parameters", parameters("= 3", "= seed * 2")),
+    "second parameters cell": ("parameters", "", tagged("m-setup", "parameters")),
+    "setup of another": ("setup", "c-setup", source("c-setup", setup_code("06", "bob/course"))),
     "exercise without code": ("exercises", "m-exercise-2", dropped("c-exercise-2")),
-    "exercise unchecked": (
-        "exercises",
-        "m-exercise-1",
-        source("c-exercise-1", 'lab.exercise("06-1")'),
-    ),
-    "exercise of another lesson": (
-        "exercises",
-        "",
-        source("c-exercise-1", 'lab.exercise("01-1").check(...)'),
-    ),
-    "one exercise": ("exercises", "", dropped("m-exercise-2", "c-exercise-2")),
-    "no claim": ("claims", "", source("c-claim", "print(1)")),
-    "claim only in a comment": ("claims", "", source("c-claim", '# lab.claim("halves-memory")')),
-    "unknown claim": ("claims", "c-claim", source("c-claim", 'lab.claim("thirds-memory", 1)')),
-    "claim of another lesson": (
-        "claims",
-        "c-claim",
-        source("c-claim", 'lab.claim("of-another", 1)'),
-    ),
+    "exercise unchecked": ("exercises", "m-exercise-1", source("c-exercise-1", "lab.exercise(1)")),
+    "claim only in a comment": ("claims", "", source("c-claim", "# lab.claim('halves-memory')")),
+    "unknown claim": ("claims", "c-claim", source("c-claim", "lab.claim('thirds', 1)")),
     "figure in a reading": ("reading", "m-reading", source("m-reading", "It fell by 1.5 GiB.")),
-    "figure in MB": ("reading", "m-again", source("m-again", "From **12MB** down.")),
     "no result": ("result", "", source("c-result", "print(x)")),
 }
 
@@ -304,51 +191,9 @@ def test_broken_notebook_fails_by_its_rule(tmp_path, name):
     assert (rule, f"06-{where}" if where else "") in problems(tmp_path, notebook)
 
 
-NOTHING = "## Verdicts\n\nNo claim is on trial here. Elsewhere a verdict stands here."
-
-
-def without_claims(tmp_path: Path, text: str, claims: dict) -> list[tuple[str, str]]:
-    """What the gate says of lesson 00 that calls no lab.claim and has this text instead."""
-    notebook = json.loads(json.dumps(good()).replace("06", "00"))
-    notebook["cells"] = [each for each in notebook["cells"] if each["id"] != "00-c-claim"]
-    prose = next(each for each in notebook["cells"] if each["id"] == "00-m-claim")
-    prose["source"] = text.splitlines(keepends=True)
-    path = save(tmp_path, notebook, FILE.replace("06", "00"))
-    return [(problem.rule, problem.cell) for problem in form.gate([path], claims, REPOSITORY)]
-
-
-def test_lesson_with_nothing_on_trial_may_say_so(tmp_path):
-    assert without_claims(tmp_path, NOTHING, CLAIMS) == []
-
-
 @pytest.mark.parametrize(
     "text",
-    ["## Verdicts", "No claim is on trial here.", "A verdict on the claim that is on trial."],
-)
-def test_lesson_with_nothing_on_trial_must_say_so(tmp_path, text):
-    assert without_claims(tmp_path, text, CLAIMS) == [("claims", "")]
-
-
-def test_saying_so_is_not_enough_where_a_claim_is_on_trial(tmp_path):
-    claims = CLAIMS | {"of-this": {"lesson": "00"}}
-    assert without_claims(tmp_path, NOTHING, claims) == [("claims", "")]
-
-
-def test_same_id_twice_fails(tmp_path):
-    notebook = good()
-    cell(notebook, "m-again")["id"] = "06-m-reading"
-    assert problems(tmp_path, notebook) == [("ids", "06-m-reading")]
-
-
-def test_cell_without_id_fails(tmp_path):
-    notebook = good()
-    del cell(notebook, "m-again")["id"]
-    assert [rule for rule, _ in problems(tmp_path, notebook)] == ["ids"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"nbformat": 4}', '{"nbformat": 3, "metadata": {}, "cells": []}', "\ufeff{}"],
+    ["{", '{"nbformat": 4}', '{"nbformat": 3, "metadata": {}, "cells": []}'],
 )
 def test_file_that_is_no_notebook_is_named(tmp_path, text):
     path = tmp_path / "06_bad.ipynb"
@@ -377,90 +222,20 @@ def content(path: Path) -> list[tuple]:
     return [(each.id, each.cell_type, each.metadata.get("tags"), each.source) for each in cells]
 
 
-@pytest.mark.parametrize("layout", [{"indent": 4}, {"separators": (",", ":")}, {}])
-def test_fix_gives_the_canonical_bytes_and_keeps_the_content(tmp_path, layout):
+def test_fix_gives_the_canonical_bytes_and_keeps_the_content(tmp_path):
     wanted = save(tmp_path, good()).read_bytes()
     path = tmp_path / FILE
-    path.write_text(json.dumps(spoil(good()), **layout), encoding="utf-8", newline="\r\n")
+    path.write_text(json.dumps(spoil(good()), indent=4), encoding="utf-8", newline="\r\n")
     before = content(path)
     assert {problem.rule for problem in form.gate([path], CLAIMS, REPOSITORY)} == {"bytes"}
     assert form.gate([path], CLAIMS, REPOSITORY, fix=True) == []
     assert path.read_bytes() == wanted
     assert content(path) == before
-    assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_fix_leaves_what_an_author_must_mend(tmp_path):
-    notebook = good()
-    source("m-reading", "It fell by 1.5 GiB.  \n\n")(notebook)
-    cell(notebook, "m-reading")["attachments"] = {"a.png": {"image/png": "AA=="}}
-    path = save(tmp_path, notebook)
-    before = path.read_bytes()
-    [problem] = form.gate([path], CLAIMS, REPOSITORY, fix=True)
-    assert problem.rule == "reading"
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("m-title", "# Does it halve?\n\n20 min, any machine."),
-        ("m-title", "# Does it halve?\n20 min, any machine."),
-        ("m-title", GOOD[0][2].replace(REPOSITORY, "bob/old")),
-        ("m-title", GOOD[0][2].replace("20 min", f"{BADGES}\n\n20 min")),
-        ("c-setup", "import labkit as lab"),
-        ("c-setup", setup_code("01", "bob/old")),
-    ],
-)
-def test_fix_writes_badges_and_setup(tmp_path, name, text):
-    wanted = save(tmp_path, good()).read_bytes()
-    notebook = good()
-    source(name, text)(notebook)
-    path = save(tmp_path, notebook)
-    assert form.gate([path], CLAIMS, REPOSITORY) != []
-    assert form.gate([path], CLAIMS, REPOSITORY, fix=True) == []
-    assert path.read_bytes() == wanted
-
-
-def test_fix_makes_no_title_where_there_is_none(tmp_path):
-    notebook = good()
-    source("m-title", "Does it halve? 20 min")(notebook)
-    path = save(tmp_path, notebook)
-    before = path.read_bytes()
-    found = form.gate([path], CLAIMS, REPOSITORY, fix=True)
-    assert {problem.rule for problem in found} == {"badges", "headings"}
-    assert path.read_bytes() == before
-
-
-def test_setup_is_short_and_its_lines_are_no_longer_than_others():
-    lines = setup_code("06", REPOSITORY).splitlines()
-    assert sum(bool(line) for line in lines) <= CODE_LINES
-    assert all(len(line) <= 100 for line in lines)
-
-
-def test_lesson_number_is_that_of_the_file():
-    assert (
-        Lesson(Path("notebooks/17_nvme_offload.ipynb"), reads_json(json.dumps(good()))).number
-        == "17"
-    )
-
-
-# --- command line --------------------------------------------------------------------------------
-
-
-def command(*arguments: object) -> subprocess.CompletedProcess:
-    line = [sys.executable, form.__file__, *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
-
-
-def test_command_names_the_problem_and_fails(tmp_path):
-    path = save(tmp_path, spoil(good()))
-    done = command(path)
-    assert done.returncode == 1
-    assert "--fix rewrites it" in done.stdout
-
-
-def test_command_says_which_file_is_missing(tmp_path):
-    done = command(tmp_path / "07_none.ipynb")
-    assert done.returncode == 2
-    assert "07_none.ipynb" in done.stderr
+def test_command_names_the_problem_or_the_missing_file(tmp_path, capsys):
+    assert form.main([str(save(tmp_path, spoil(good())))]) == 1
+    assert "--fix rewrites it" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        form.main([str(tmp_path / "07_none.ipynb")])
+    assert "07_none.ipynb" in capsys.readouterr().err

@@ -1,54 +1,40 @@
-"""Every lesson of the course through the real `labkit run`: executed, checked, reported."""
+"""Every lesson of the course, executed at its full size by labkit's own runner and checked.
 
+Each is a test of its own, so that they run beside other tests. All share one folder, because lesson
+23 reads what the others found.
+"""
+
+import os
 import re
 
 import psutil
 import pytest
 
-from labkit import cli, lessons, outcomes
-from labkit.memory import GIB
+from labkit.course import lessons, outcomes, report, runner
+from labkit.values import GIB
 
-pytestmark = pytest.mark.lessons
-LESSONS = [lessons.lesson_at(path) for path in sorted(lessons.default_folder().glob("*.ipynb"))]
+ENOUGH_BYTES = 5 * GIB  # for lesson 14 to train all weights, too
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("course")
+    """One folder for all processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "course"
 
 
-@pytest.mark.timeout(0)  # each lesson has its own limit
-def test_all_lessons_pass(folder, capsys):
-    code = cli.main(["run", "--jobs", "2", "--out", str(folder)])
-    printed = capsys.readouterr().out
-    assert code == 0, printed
-    for lesson in LESSONS:
-        row = rf"^{lesson.name}\s+passed\s+[\d.]+\s+[\d.]+ [MG]iB$"
-        assert re.search(row, printed, re.MULTILINE)
-    assert f"Report: {folder.resolve() / 'report.html'}" in printed
-
-
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
-def test_its_result_is_valid_and_possible(folder, lesson):
-    outcome = outcomes.read_outcome(folder / f"{lesson.name}.json")
+@pytest.mark.lessons
+@pytest.mark.timeout(0)  # the runner has a limit
+@pytest.mark.parametrize("lesson", lessons.find(), ids=lambda lesson: lesson.name)
+def test_it_passes_with_a_valid_result_and_can_be_reported(folder, lesson):
+    [outcome] = runner.run([lesson], folder=folder, timeout_seconds=1800).outcomes
+    assert outcome.passed, outcome.problems
+    assert outcome.host_peak_bytes
     result = outcomes.stored_result(outcome, folder)
-    assert result is not None
-    assert result.broken_invariants() == []
-    assert result.lesson == lesson.number
     assert result.parameters.keys() >= {"batch_size", "precision", "seed"}
-
-
-@pytest.mark.skipif(psutil.virtual_memory().total < 5 * GIB, reason="needs 5 GiB of memory")
-def test_where_there_is_memory_lesson_14_trains_all_weights_too(folder):
-    [path] = folder.glob("14_*.ipynb")
-    [cell] = [cell for cell in lessons.read_notebook(path).cells if cell.id == "14-plot-3"]
-    curves = cell.outputs[0].data["text/plain"]
-    assert "all weights: from" in curves, curves
-
-
-def test_the_report_shows_every_lesson_and_fetches_nothing(folder):
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    for lesson in LESSONS:
-        assert f'id="{lesson.name}"' in page
-    assert "<script" not in page
-    assert not re.search(r"""<link|src=["'](?!data:)|@import|url\((?!data:)""", page)
+    notebook = lessons.read_notebook(folder / outcome.notebook)
+    if lesson.number == "14" and psutil.virtual_memory().total > ENOUGH_BYTES:
+        [cell] = [cell for cell in notebook.cells if cell.id == "14-plot-3"]
+        assert "all weights" in cell.outputs[0].data["text/plain"]
+    page = report.render(notebook)
+    assert not re.search(r"""<script|<link|src=["'](?!data:)|@import|url\((?!data:)""", page)

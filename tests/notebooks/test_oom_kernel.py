@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from labkit.kernel import kernel_environment
+from labkit.course.execution import kernel_environment
 
 ROUNDS = 100  # two errors each
 HELD_MIB = 24  # what each error holds when it strikes
@@ -24,9 +24,11 @@ import ctypes, gc, json, os, weakref
 import psutil, torch
 from torch import nn
 import labkit as lab
+from labkit.hardware.cuda import cuda_memory
+from labkit.hardware.this_machine import machine
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits
-ON_CUDA = lab.machine().can_measure
+ON_CUDA = machine().can_measure
 DEVICE = torch.device("cuda" if ON_CUDA else "cpu")
 MIB = 1 << 20
 BUDGET = {HELD_MIB} * MIB + MIB // 2
@@ -61,7 +63,7 @@ def run_out():
 
 def state():
     alive = sum(ref() is not None for ref in storages)
-    held = (lab.cuda_memory.allocated() or 0) + sum(
+    held = (cuda_memory.allocated() or 0) + sum(
         t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) is torch.Tensor)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim:  # what the C library keeps of freed memory comes and goes by megabytes
@@ -71,7 +73,7 @@ def state():
     storages.clear()
 
 lab.free_memory()
-base = lab.cuda_memory.reserved() or 0
+base = cuda_memory.reserved() or 0
 clean = lab.measure(layers)
 clean = (clean.peak_bytes, clean.losses)
 storages.clear()

@@ -1,6 +1,8 @@
 """Runs made by hand for the tests of figures and widgets: no PyTorch, no measuring."""
 
-from labkit.memory import MIB, Category, Event, Mark, OutOfMemory, Phase, Run, Storage, Trace
+from labkit.runs import OutOfMemory, Run
+from labkit.trace import Category, Event, Phase, Storage, Trace
+from labkit.values import MIB
 
 C, P = Category, Phase
 SPLIT = {C.WEIGHTS: 0.2, C.GRADIENTS: 0.2, C.OPTIMIZER: 0.4, C.ACTIVATIONS: 0.15, C.TEMPORARY: 0.05}
@@ -10,7 +12,7 @@ class TraceBuilder:
     """Writes the event log of a training run: ``hold`` returns what ``free`` takes."""
 
     def __init__(self) -> None:
-        self.storages, self.events, self.marks = [], [], []
+        self.storages, self.events, self.step_starts = [], [], []
 
     def hold(self, nbytes, category, phase, module=""):
         self.storages.append(
@@ -22,11 +24,11 @@ class TraceBuilder:
     def free(self, storage, phase):
         self.events.append(Event(storage, -self.storages[storage].nbytes, phase))
 
-    def mark(self, text):
-        self.marks.append(Mark(len(self.events), text))
+    def begin_step(self):
+        self.step_starts.append(len(self.events))
 
     def trace(self):
-        return Trace("cpu", tuple(self.storages), tuple(self.events), tuple(self.marks))
+        return Trace("cpu", tuple(self.storages), tuple(self.events), tuple(self.step_starts))
 
 
 def training_trace(*, layers=6, steps=2, layer_bytes=8 * MIB, stop_early=False):
@@ -36,7 +38,7 @@ def training_trace(*, layers=6, steps=2, layer_bytes=8 * MIB, stop_early=False):
         log.hold(layer_bytes, C.WEIGHTS, P.SETUP, f"layers.{i}")
     log.hold(MIB, C.BUFFERS, P.SETUP)
     for step in range(1, steps + 1):
-        log.mark(f"step {step}")
+        log.begin_step()
         kept = []
         for i in range(layers):
             scratch = log.hold(layer_bytes // 2, C.TEMPORARY, P.FORWARD, f"layers.{i}")

@@ -14,9 +14,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from labkit import models
-from labkit.hardware import pretended
-from labkit.recipes import Recipe
+from labkit.hardware.this_machine import pretended
+from labkit.models import catalogue
+from labkit.plan.recipe import Recipe
+from labkit.plan.training import training
 
 
 def shared(device, rows=4):
@@ -78,12 +79,6 @@ def silent(device):
     os._exit(0)
 
 
-def counting(device, steps):
-    """Told how many steps will be asked of it, and as many losses as that."""
-    for _ in range(steps):
-        yield torch.tensor(float(steps))
-
-
 def endless(device, folder):
     """Starts a process, leaves both ids in the folder, and waits."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -125,5 +120,7 @@ def sharded(device, batch_size=8, width=64, layers=3, offload=False, mixed=False
 def recipe(device, record, layers=3, tied=True):
     """A recipe, as JSON, on a thin Llama; each rank has weights and rows of its own."""
     torch.manual_seed(dist.get_rank())
-    config = models.config("SmolLM2-tiny", layers=layers, vocab_size=256, tie_word_embeddings=tied)
-    yield from Recipe.from_dict(json.loads(record)).experiment(config)(device)
+    config = catalogue.config(
+        "SmolLM2-tiny", layers=layers, vocab_size=256, tie_word_embeddings=tied
+    )
+    yield from training(config, Recipe.from_dict(json.loads(record)))(device)

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from labkit import claims, session
-from labkit.check import WIDGET_STATE
-from labkit.outcomes import Outcome, store
-from labkit.results import RESULT_MIME
-from labkit.sheet_export import Section
+from labkit.cheat_sheet.export import Section
+from labkit.course import claims, session, verdicts
+from labkit.course.check import WIDGET_STATE
+from labkit.course.outcomes import Outcome, store
+from labkit.course.results import RESULT_MIME
 from tests.unit.lesson_files import notebook, result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ PIXEL = ("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhg
          "rkJggg==")  # fmt: skip
 SHEET = SimpleNamespace(date="2026-01-02T03:04:05+00:00", versions="torch 2.13.0")
 SECTION = Section(
-    "Techniques, each alone", "A note.", (("technique", 1), ("peak", 1)), (("<i>LoRA</i>", "3"),)
+    "Techniques, each alone", "A note.", ("technique", "peak"), (("<i>LoRA</i>", "3"),)
 )
 
 
@@ -46,7 +46,7 @@ def write_course(folder):
     folder.mkdir(parents=True)
     _store(folder, PLAIN, notebook("pass"), result(lesson="00"))
     claim = next(c for c in claims.all_claims().values() if c.unit == "share" and c.needs == "any")
-    verdict = session.judgement_record(claims.judge(claim.id, 0.123, "simulated for T4"))
+    verdict = session.judgement_record(verdicts.judge(claim.id, 0.123, "simulated for T4"))
     _store(folder, HOSTILE, _hostile(), result(judgements=(verdict,)))
     failed = Outcome("07", "07_gradient_accumulation", "x", "failed", ("it broke",), 1.0)
     store(failed, folder / "none", folder)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_runs import TraceBuilder, training_trace
+from fake_runs import TraceBuilder
 
-from labkit import allocator as module
-from labkit.allocator import CachingAllocator
-from labkit.memory import MIB, Category, Event, InputError, Phase, Trace
-from labkit.replays import replay
-from labkit.show.segments import sums
-from labkit.tracker import SimulatedOutOfMemory, track
+from labkit.allocator import caching as module
+from labkit.allocator.caching import CachingAllocator
+from labkit.allocator.replay import replay
+from labkit.out_of_memory import SimulatedOutOfMemory
+from labkit.trace import Category, Event, Phase, Trace
+from labkit.values import MIB, InputError
 
 C, P = Category, Phase
 KIND = pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
@@ -85,21 +85,10 @@ def test_pytorchs_test_of_its_statistics(
         b = total
     assert allocator.reserved_bytes == (paged if expandable else reserved)
     assert len(allocator.segments()) == (1 if expandable else segments)
-    assert allocator.allocated_bytes == allocator.requested_bytes == nbytes
+    assert allocator.allocated_bytes == nbytes
     allocator.empty_cache()
     assert allocator.reserved_bytes == (paged_after if expandable else reserved_after)
     assert allocator.allocated_bytes == nbytes
-
-
-def test_pytorchs_test_of_a_kilobyte():
-    """``test_memory_stats``: 256 floats make 1024 bytes active, and none once they are freed."""
-    allocator = CachingAllocator()
-    handle = allocator.allocate(256 * 4)
-    assert allocator.allocated_bytes == 1024
-    allocator.free(handle)
-    allocator.empty_cache()
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
-    assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (1024, 2 * MIB)
 
 
 def test_a_snapshot_that_somebody_published():
@@ -133,60 +122,7 @@ def test_pytorchs_test_of_running_out_and_trying_again(expandable):
     assert allocator.allocate(500 * MIB)
 
 
-# --- sizes -------------------------------------------------------------------------------------
-
-
-@KIND
-@pytest.mark.parametrize(
-    ("nbytes", "block"), [(1, 512), (511, 512), (512, 512), (513, 1024), (1025, 1536)]
-)
-def test_sizes_are_rounded_up_to_512_bytes(expandable, nbytes, block):
-    allocator = CachingAllocator(expandable_segments=expandable)
-    allocator.allocate(nbytes)
-    assert (allocator.requested_bytes, allocator.allocated_bytes) == (nbytes, block)
-    assert layout(allocator) == [[block, block - 2 * MIB]]
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "segment", "kind"),
-    [
-        (1, 2 * MIB, "small"),
-        (MIB, 2 * MIB, "small"),
-        (MIB + 1, 20 * MIB, "large"),
-        (10 * MIB - 512, 20 * MIB, "large"),
-        (10 * MIB - 511, 10 * MIB, "large"),  # rounded to 10 MiB before it is looked at
-        (10 * MIB, 10 * MIB, "large"),
-        (10 * MIB + 1, 12 * MIB, "large"),
-        (33 * MIB, 34 * MIB, "large"),
-    ],
-)
-def test_a_segment_for_each_size(nbytes, segment, kind):
-    allocator = CachingAllocator()
-    allocator.allocate(nbytes)
-    (found,) = allocator.segments()
-    assert (found["total_size"], found["segment_type"]) == (segment, kind)
-    assert found["is_expandable"] is False
-    assert allocator.reserved_bytes == segment
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "mapped", "kind"),
-    [
-        (1, 2 * MIB, "small"),
-        (MIB, 2 * MIB, "small"),
-        (MIB + 1, 20 * MIB, "large"),
-        (10 * MIB, 20 * MIB, "large"),
-        (20 * MIB, 20 * MIB, "large"),
-        (20 * MIB + 1, 40 * MIB, "large"),
-    ],
-)
-def test_pages_for_each_size(nbytes, mapped, kind):
-    allocator = CachingAllocator(expandable_segments=True)
-    allocator.allocate(nbytes)
-    (found,) = allocator.segments()
-    assert (found["total_size"], found["segment_type"]) == (mapped, kind)
-    assert found["is_expandable"] is True
-    assert allocator.reserved_bytes == mapped
+# --- a budget ----------------------------------------------------------------------------------
 
 
 @KIND
@@ -200,155 +136,6 @@ def test_nothing_takes_no_memory_and_has_a_handle(expandable):
         allocator.free(one)
 
 
-# --- choosing and splitting --------------------------------------------------------------------
-
-
-@KIND
-def test_the_smallest_block_that_suffices(expandable):
-    allocator = CachingAllocator(expandable_segments=expandable)
-    handles = [allocator.allocate(n * 1024) for n in (64, 1, 16, 1, 32, 1)]
-    addresses = [b["address"] for b in allocator.segments()[0]["blocks"]]
-    for at in (0, 2, 4):
-        allocator.free(handles[at])
-    allocator.allocate(16 * 1024 - 700, "new")  # 64, 16 and 32 KiB are free, and the end
-    blocks = {b["name"]: b["address"] for b in allocator.segments()[0]["blocks"]}
-    assert blocks["new"] == addresses[2]
-    allocator.allocate(17 * 1024, "newer")
-    blocks = {b["name"]: b["address"] for b in allocator.segments()[0]["blocks"]}
-    assert blocks["newer"] == addresses[4]
-
-
-@KIND
-def test_of_equal_blocks_the_lowest_address(expandable):
-    allocator = CachingAllocator(expandable_segments=expandable)
-    handles = [allocator.allocate(4096) for _ in range(6)]
-    start = allocator.segments()[0]["address"]
-    for at in (4, 0, 2):  # whatever the order of freeing
-        allocator.free(handles[at])
-    for place in (0, 2, 4):
-        allocator.allocate(4096, f"at {place}")
-        blocks = {b["name"]: b["address"] for b in allocator.segments()[0]["blocks"]}
-        assert blocks[f"at {place}"] == start + place * 4096
-
-
-@KIND
-def test_the_small_pool_splits_off_512_bytes(expandable):
-    allocator = CachingAllocator(expandable_segments=expandable)
-    allocator.allocate(MIB)
-    allocator.allocate(MIB - 512)
-    assert layout(allocator) == [[MIB, MIB - 512, -512]]
-    allocator.allocate(1)
-    assert layout(allocator) == [[MIB, MIB - 512, 512]]
-    assert allocator.reserved_bytes == 2 * MIB
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "expected"),
-    [
-        (10 * MIB, [9 * MIB, 11 * MIB]),  # 1 MiB is left over: not worth it
-        (10 * MIB - 512, [9 * MIB, 10 * MIB - 512, -(MIB + 512)]),
-    ],
-)
-def test_the_large_pool_splits_off_more_than_a_mebibyte(nbytes, expected):
-    allocator = CachingAllocator()
-    fill(allocator, 9)
-    allocator.allocate(nbytes)
-    assert layout(allocator) == [expected]
-    assert allocator.allocated_bytes == sum(n for n in expected if n > 0)
-    assert allocator.requested_bytes == 9 * MIB + nbytes
-
-
-def test_what_is_not_split_off_counts_as_allocated():
-    allocator = CachingAllocator()
-    first, second = fill(allocator, 9, 10)
-    assert allocator.allocated_bytes == 20 * MIB
-    assert allocator.requested_bytes == 19 * MIB
-    allocator.free(second)
-    assert (allocator.allocated_bytes, allocator.requested_bytes) == (9 * MIB, 9 * MIB)
-    allocator.free(first)
-    assert in_mib(allocator) == [[-20]]
-
-
-def test_an_expandable_segment_splits_off_512_bytes_in_the_large_pool_too():
-    allocator = CachingAllocator(expandable_segments=True)
-    fill(allocator, 9)
-    allocator.allocate(11 * MIB - 512)
-    assert layout(allocator) == [[9 * MIB, 11 * MIB - 512, -512]]
-
-
-@KIND
-def test_the_pools_do_not_help_each_other(expandable):
-    allocator = CachingAllocator(expandable_segments=expandable)
-    (large,) = fill(allocator, 5)
-    allocator.free(large)
-    small = allocator.allocate(MIB)
-    assert allocator.reserved_bytes == 22 * MIB
-    allocator.free(small)
-    fill(allocator, 1.5)
-    assert allocator.reserved_bytes == 22 * MIB
-    assert sorted(s["segment_type"] for s in allocator.segments()) == ["large", "small"]
-
-
-# --- joining free neighbours -------------------------------------------------------------------
-
-
-@KIND
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ([0, 1], [-8, 4, -4]),  # with the one before
-        ([1, 0], [-8, 4, -4]),  # with the one behind
-        ([0, 2, 1], [-16]),  # with both, and the end
-        ([2], [4, 4, -8]),
-    ],
-)
-def test_free_neighbours_are_joined(expandable, order, expected):
-    """Three blocks of 4 KiB and a fourth that is free, in a segment cut to 16 KiB."""
-    allocator = CachingAllocator(expandable_segments=expandable)
-    handles = [allocator.allocate(4096) for _ in range(3)]
-    for at in order:
-        allocator.free(handles[at])
-    (found,) = layout(allocator)
-    found[-1] += 2 * MIB - 16 * 1024  # the segment's end, which nobody asked for
-    assert found == [n * 1024 for n in expected]
-
-
-def test_neighbours_in_other_segments_are_not_joined():
-    allocator = CachingAllocator()
-    for handle in fill(allocator, 20, 20):
-        allocator.free(handle)
-    assert in_mib(allocator) == [[-20], [-20]]
-    fill(allocator, 40)
-    assert allocator.reserved_bytes == 80 * MIB
-
-
-# --- a budget ----------------------------------------------------------------------------------
-
-
-def test_a_budget_may_be_used_to_the_last_byte():
-    assert fill(CachingAllocator(budget_bytes=20 * MIB), 20)
-    with pytest.raises(SimulatedOutOfMemory):
-        fill(CachingAllocator(budget_bytes=20 * MIB - 1), 20)
-    with pytest.raises(SimulatedOutOfMemory):  # 2 MiB would do, but a segment is 20
-        fill(CachingAllocator(budget_bytes=20 * MIB - 1), 2)
-
-
-def test_cached_segments_are_returned_before_a_request_fails():
-    allocator = CachingAllocator(budget_bytes=64 * MIB)
-    whole, split, small = *fill(allocator, 30, 5), allocator.allocate(100)
-    assert allocator.reserved_bytes == 52 * MIB
-    for handle in (whole, small):
-        allocator.free(handle)
-    fill(allocator, 14)  # from the 15 MiB behind the 5
-    assert allocator.reserved_bytes == 52 * MIB
-    fill(allocator, 32)  # 20 + 32 fit, once 30 and 2 are returned
-    assert in_mib(allocator) == [[5, 15], [32]]
-    assert (allocator.reserved_bytes, allocator.peak_reserved_bytes) == (52 * MIB, 52 * MIB)
-    allocator.free(split)
-    with pytest.raises(SimulatedOutOfMemory):
-        fill(allocator, 14)  # 5 are free, but in a segment that is in use
-
-
 def test_a_failed_request_changes_no_figure_and_empties_the_cache():
     allocator = CachingAllocator(budget_bytes=50 * MIB)
     kept, gone = fill(allocator, 20, 30)
@@ -357,7 +144,7 @@ def test_a_failed_request_changes_no_figure_and_empties_the_cache():
         fill(allocator, 31)
     assert error.value.requested_bytes == 31 * MIB
     assert in_mib(allocator) == [[20]]
-    assert (allocator.allocated_bytes, allocator.requested_bytes) == (20 * MIB, 20 * MIB)
+    assert allocator.allocated_bytes == 20 * MIB
     allocator.free(kept)
     assert allocator.reserved_bytes == 20 * MIB
 
@@ -382,95 +169,7 @@ def test_enough_is_free_and_the_request_fails_unless_segments_expand():
     assert in_mib(allocator) == [[10, 22, -8]]
 
 
-def test_emptying_the_cache_leaves_what_is_stranded():
-    allocator = CachingAllocator()
-    used, between, other = fill(allocator, 5, 5, 30)
-    allocator.free(between)
-    allocator.free(other)
-    found = sums(allocator.segments())
-    assert (found.cached_bytes, found.stranded_bytes) == (30 * MIB, 15 * MIB)
-    allocator.empty_cache()
-    assert in_mib(allocator) == [[5, -15]]
-    assert allocator.reserved_bytes == 20 * MIB
-    allocator.free(used)
-    allocator.empty_cache()
-    assert (allocator.reserved_bytes, allocator.segments()) == (0, [])
-
-
 # --- expandable segments -----------------------------------------------------------------------
-
-
-def test_an_expandable_segment_grows_in_place():
-    allocator = CachingAllocator(expandable_segments=True)
-    fill(allocator, 12)
-    fill(allocator, 12)  # 8 of it in the page that is there
-    assert in_mib(allocator) == [[12, 12, -16]]
-    fill(allocator, 37)
-    assert in_mib(allocator) == [[12, 12, 37, -19]]
-    assert len({s["address"] for s in allocator.segments()}) == 1
-
-
-def test_the_growing_end_is_spared_for_what_fits_nowhere_else():
-    """15 MiB at the end would fit best, but the end may grow: the larger hole is taken."""
-    allocator = CachingAllocator(expandable_segments=True)
-    _, hole, _ = fill(allocator, 5, 30, 10)
-    allocator.free(hole)
-    assert in_mib(allocator) == [[5, -30, 10, -15]]
-    fill(allocator, 14)
-    assert in_mib(allocator) == [[5, 14, -16, 10, -15]]
-    fill(allocator, 16)  # exactly the rest of the hole, and then there is only the end
-    fill(allocator, 14)
-    assert in_mib(allocator) == [[5, 14, 16, 10, 14, -1]]
-
-
-def test_only_pages_that_are_wholly_free_are_returned():
-    allocator = CachingAllocator(expandable_segments=True)
-    first, middle, last = fill(allocator, 10, 70, 20)
-    assert allocator.reserved_bytes == 100 * MIB
-    allocator.free(middle)  # from 10 to 80: the pages 20 to 40, 40 to 60, 60 to 80
-    allocator.empty_cache()
-    assert in_mib(allocator) == [[10, -10], [20]]
-    assert allocator.reserved_bytes == 40 * MIB
-    low, high = (s["address"] for s in allocator.segments())
-    assert high - low == 80 * MIB
-    allocator.free(last)
-    allocator.free(first)
-    allocator.empty_cache()
-    assert (allocator.reserved_bytes, allocator.segments()) == (0, [])
-    fill(allocator, 10)  # the segment is gone, with its addresses
-    assert allocator.segments()[0]["address"] > high
-
-
-def test_less_than_a_page_is_not_returned():
-    allocator = CachingAllocator(expandable_segments=True)
-    _, middle, _ = fill(allocator, 10, 25, 5)
-    allocator.free(middle)  # from 10 to 35: no whole page
-    allocator.empty_cache()
-    assert in_mib(allocator) == [[10, -25, 5]]
-
-
-def test_holes_are_mapped_again_lowest_address_first():
-    allocator = CachingAllocator(expandable_segments=True)
-    handles = fill(allocator, 20, 20, 20, 40, 20)
-    for at in (1, 3):
-        allocator.free(handles[at])
-    allocator.empty_cache()
-    assert in_mib(allocator) == [[20], [20], [20]]
-    fill(allocator, 15)
-    assert in_mib(allocator) == [[20, 15, -5, 20], [20]]
-    fill(allocator, 25)  # the first hole is too small by now
-    assert in_mib(allocator) == [[20, 15, -5, 20, 25, -15, 20]]
-    assert allocator.reserved_bytes == 120 * MIB
-
-
-def test_a_free_block_and_the_hole_behind_it_serve_together():
-    allocator = CachingAllocator(expandable_segments=True)
-    _, middle, _ = fill(allocator, 10, 30, 20)
-    allocator.free(middle)
-    allocator.empty_cache()
-    assert in_mib(allocator) == [[10, -10], [20]]
-    fill(allocator, 30)
-    assert in_mib(allocator) == [[10, 30, 20]]
 
 
 def test_pages_are_returned_under_pressure():
@@ -537,18 +236,15 @@ def test_a_block_is_freed_once(expandable):
     assert allocator.allocated_bytes == 1024
 
 
-@pytest.mark.parametrize("nbytes", [-1, 1.0, True, None, "1", 1 << 60])
-def test_a_request_is_a_whole_number_below_an_exabyte(nbytes):
+def test_bytes_are_whole_numbers():
     allocator = CachingAllocator(expandable_segments=True)
-    with pytest.raises(InputError, match="whole number"):
-        allocator.allocate(nbytes)
+    for nbytes in (-1, 1.0, True, None, "1", 1 << 60):
+        with pytest.raises(InputError, match="whole number"):
+            allocator.allocate(nbytes)
     assert allocator.allocate((1 << 60) - 1)
-
-
-@pytest.mark.parametrize("budget_bytes", [0, -1, 1.5, True, "24 GiB"])
-def test_a_budget_is_a_positive_whole_number(budget_bytes):
-    with pytest.raises(InputError, match="budget_bytes"):
-        CachingAllocator(budget_bytes=budget_bytes)
+    for budget_bytes in (0, -1, 1.5, True, "24 GiB"):
+        with pytest.raises(InputError, match="budget_bytes"):
+            CachingAllocator(budget_bytes=budget_bytes)
 
 
 # --- random logs -------------------------------------------------------------------------------
@@ -578,49 +274,31 @@ def random_log(rng, events):
 
 def check(allocator, live):
     """What holds at any moment. ``live``: name of each live block: its bytes."""
-    segments = allocator.segments()
-    end = allocated = requested = reserved = 0
-    cached, named = [], {}
-    for segment in segments:
-        assert segment["address"] >= end  # in order, none over another
-        at, before = segment["address"], "active_allocated"
+    end = allocated = reserved = 0
+    named = {}
+    for segment in allocator.segments():
+        at = segment["address"]
+        assert at >= end  # in order, none over another
         for block in segment["blocks"]:
             assert block["address"] == at  # no gap and no overlap
-            assert block["size"] > 0
-            assert block["size"] % 512 == 0
-            assert "inactive" not in (block["state"], before) or block["state"] != before
-            if block["state"] == "inactive":
-                cached.append((block["size"], at))
-                assert (block["requested_size"], block["name"]) == (0, "")
-            else:
-                assert 0 < block["requested_size"] <= block["size"]
-                assert block["name"] not in named
+            at += block["size"]
+            if block["state"] == "active_allocated":
                 named[block["name"]] = block["requested_size"]
                 allocated += block["size"]
-            at, before = at + block["size"], block["state"]
         assert at == segment["address"] + segment["total_size"]
         end, reserved = at, reserved + segment["total_size"]
-        requested += sum(b["requested_size"] for b in segment["blocks"])
-        paged = allocator.expandable_segments and segment["segment_type"] == "large"
-        assert segment["total_size"] % (20 * MIB if paged else 2 * MIB) == 0
     assert named == live
-    listed = [entry[:2] for pool in (allocator._small, allocator._large) for entry in pool.free]
-    assert sorted(cached) == sorted(listed)
-    assert (allocator.allocated_bytes, allocator.requested_bytes) == (allocated, requested)
-    assert allocator.reserved_bytes == reserved
-    assert reserved >= allocated >= requested
-    assert allocator.budget_bytes is None or allocator.peak_reserved_bytes <= allocator.budget_bytes
-    assert allocator.peak_reserved_bytes >= reserved
-    assert allocator.peak_allocated_bytes >= allocated
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (allocated, reserved)
+    assert reserved <= allocator.peak_reserved_bytes <= allocator.budget_bytes
 
 
-@KIND
-@pytest.mark.parametrize("budget", [None, 120 * MIB], ids=["unlimited", "budget"])
-def test_invariants_of_random_logs(expandable, budget):
-    rng = random.Random(f"{expandable} {budget}")
+@pytest.mark.nightly
+def test_invariants_of_random_logs_with_pages_and_a_budget():
+    """What the naive models below leave out."""
+    rng = random.Random("pages")
     failures = 0
-    for number in range(2500):
-        allocator = CachingAllocator(budget_bytes=budget, expandable_segments=expandable)
+    for _ in range(1000):
+        allocator = CachingAllocator(budget_bytes=120 * MIB, expandable_segments=True)
         handles, live = [], {}
         for serial, step in enumerate(random_log(rng, 40)):
             if step is None:
@@ -630,23 +308,19 @@ def test_invariants_of_random_logs(expandable, budget):
                     handle, name = handles.pop(-1 - step)
                     del live[name]
                     allocator.free(handle)
-                    with pytest.raises(InputError):
-                        allocator.free(handle)
             else:
                 try:
                     handles.append((allocator.allocate(step, f"#{serial}"), f"#{serial}"))
                     live[f"#{serial}"] = step
                 except SimulatedOutOfMemory:
                     failures += 1
-            if number % 3 == 0 or serial % 8 == 7:
-                check(allocator, live)
+            check(allocator, live)
         for handle, _ in handles:
             allocator.free(handle)
-        check(allocator, {})
         allocator.empty_cache()
         assert allocator.reserved_bytes == allocator.allocated_bytes == 0
         assert allocator.segments() == []
-    assert (failures > 100) is (budget is not None)
+    assert failures > 100
 
 
 class NaiveSegments:
@@ -885,12 +559,12 @@ def test_a_storage_that_changes_its_size_is_held_twice_for_a_moment():
     """``resize_bytes_cuda`` allocates, copies and only then frees; to 0 it just frees."""
     log = Log()
     storage = log.hold(12 * MIB)
-    log.mark("step 1")
+    log.begin_step()
     log.change(storage, 18 * MIB)
-    log.mark("step 2")
+    log.begin_step()
     log.change(storage, -25 * MIB)
     log.change(storage, -5 * MIB)
-    log.mark("step 3")
+    log.begin_step()
     log.change(storage, 7 * MIB)
     found = replay(log.trace())
     # 12 and 30 have segments of their size, 5 is cut from the 12, 7 takes the 12 again
@@ -909,9 +583,9 @@ def failing_log():
     log = Log()
     log.hold(30 * MIB, C.WEIGHTS, P.SETUP, name="embed.weight")
     log.hold(1000, C.BUFFERS, P.SETUP)
-    log.mark("step 1")
+    log.begin_step()
     gone = log.hold(12 * MIB, C.ACTIVATIONS, P.FORWARD, "layers.0")
-    log.mark("step 2")
+    log.begin_step()
     log.hold(5 * MIB - 24, C.GRADIENTS, P.BACKWARD, "layers.1")  # a segment of 20 MiB
     log.free(gone, P.BACKWARD)
     log.hold(40 * MIB, C.OPTIMIZER, P.OPTIMIZER, "layers.2")
@@ -948,44 +622,18 @@ def test_after_a_failure_the_replay_goes_on_without_a_budget():
     assert replay(failing_log(), budget_bytes=92 * MIB - 1).failure.requested_bytes == 40 * MIB
 
 
-@KIND
-def test_the_first_event_of_all_and_of_a_step_may_fail(expandable):
-    nothing = replay(failing_log(), budget_bytes=1, expandable_segments=expandable)
-    assert (nothing.failure.step, nothing.failure.live_bytes) == (0, 0)
-    assert nothing.failure.by_category == {}
-    assert nothing.peak_allocated_bytes == 76 * MIB + 1024
-    log = Log()
-    log.hold(100)
-    log.mark("step 1")
-    log.hold(3 * MIB)
-    found = replay(log.trace(), budget_bytes=2 * MIB, expandable_segments=expandable)
-    assert found.failure.step == 1
-
-
 def test_peaks_of_the_steps_include_what_a_step_found():
     log = Log()
     log.hold(12 * MIB)
-    log.mark("step 1")
+    log.begin_step()
     log.free(log.hold(4 * MIB), P.FORWARD)
-    log.mark("step 2")
-    log.mark("step 3")
+    log.begin_step()
+    log.begin_step()
     log.hold(1)
     log.hold(99 * MIB, device="cpu:1")
     found = replay(log.trace())
     assert found.step_peaks_bytes() == (16 * MIB, 12 * MIB, 12 * MIB + 512)
     assert found.indices == (0, 1, 2, 3)
-
-
-def test_only_the_device_that_is_asked_for():
-    log = Log()
-    log.hold(5 * MIB)
-    log.hold(100, device="cpu:1")
-    log.hold(3 * MIB)
-    assert replay(log.trace()).indices == (0, 2)
-    other = replay(log.trace(), device="cpu:1")
-    assert (other.indices, other.allocated_bytes, other.device) == ((1,), (512,), "cpu:1")
-    with pytest.raises(InputError, match="unknown device"):
-        replay(log.trace(), device="cuda:7")
 
 
 def test_a_replay_takes_a_trace_that_makes_sense():
@@ -997,101 +645,3 @@ def test_a_replay_takes_a_trace_that_makes_sense():
     log.change(log.hold(100), -101)
     with pytest.raises(InputError, match="event 1 frees 101 bytes of storage 0, which holds 100"):
         replay(log.trace())
-
-
-@KIND
-def test_a_budget_either_suffices_or_is_passed(expandable):
-    """From the tensors' bytes to more than is ever reserved; what is served stays the same."""
-    trace = training_trace(layer_bytes=3 * MIB)
-    free = replay(trace, expandable_segments=expandable)
-    sizes = range(trace.peak_bytes - 8 * MIB, free.peak_reserved_bytes + 4 * MIB, 2 * MIB)
-    outcomes = []
-    for budget in sizes:
-        found = replay(trace, budget_bytes=budget, expandable_segments=expandable)
-        outcomes.append(found.failure is None)
-        assert outcomes[-1] is (found.peak_reserved_bytes <= budget)
-        if found.failure is None:
-            assert max(found.reserved_bytes) <= budget
-        else:
-            assert found.failure.live_bytes == sum(found.failure.by_category.values())
-    assert outcomes[0] is False
-    assert outcomes[-1] is True
-
-
-@KIND
-def test_a_budget_changes_no_request(expandable):
-    """Random logs: served with a budget or without one, the same bytes are live at each event."""
-    rng = random.Random(f"same {expandable}")
-    served = 0
-    for _ in range(300):
-        log, live = Log(), []
-        for step in random_log(rng, 40):
-            if step is not None and step >= 0:
-                live.append(log.hold(step))
-            elif step is not None and -1 - step < len(live):
-                log.free(live.pop(-1 - step), P.FORWARD)
-        trace = log.trace()
-        free = replay(trace, expandable_segments=expandable)
-        tight = replay(trace, budget_bytes=100 * MIB, expandable_segments=expandable)
-        tensors = trace.timeline().totals()
-        rounded = [a - t for a, t in zip(free.allocated_bytes, tensors, strict=True)]
-        assert min(rounded) >= 0
-        if expandable:  # no remainder is left in a block: rounding alone, the same in any place
-            assert max(rounded) < 512 * len(trace.events)
-            assert tight.allocated_bytes == free.allocated_bytes
-        if tight.failure is None:
-            served += 1
-            assert tight.peak_reserved_bytes <= 100 * MIB
-            assert all(a >= t for a, t in zip(tight.allocated_bytes, tensors, strict=True))
-        else:
-            assert tight.peak_reserved_bytes > 100 * MIB
-    assert 30 < served < 270
-
-
-@KIND
-def test_a_real_training_step(expandable):
-    torch.manual_seed(0)
-    with track() as tracker:
-        layers = torch.nn.Linear(300, 700), torch.nn.ReLU(), torch.nn.Linear(700, 9)
-        model = torch.nn.Sequential(*layers)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for step in (1, 2):
-            tracker.mark(f"step {step}")
-            model(torch.randn(500, 300)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        storage = torch.empty(3_000_000, dtype=torch.uint8)
-        storage.untyped_storage().resize_(0)
-        storage.untyped_storage().resize_(2_000_000)
-    trace = tracker.trace()
-    found = replay(trace, expandable_segments=expandable)
-    totals = trace.timeline().totals()
-    assert len(found.indices) == len(trace.events)
-    assert all(a >= t for a, t in zip(found.allocated_bytes, totals, strict=True))
-    assert found.peak_reserved_bytes >= found.peak_allocated_bytes >= trace.peak_bytes
-    assert len(found.step_peaks_bytes()) == 2
-
-
-def test_a_free_block_is_found_without_looking_through_all():
-    """Work per event must not grow with the number of blocks: comparisons are counted."""
-
-    class Counted(int):
-        compared = 0
-
-        def __lt__(self, other):
-            Counted.compared += 1
-            return int.__lt__(self, other)
-
-    def comparisons(blocks):
-        allocator = CachingAllocator()
-        handles = [allocator.allocate(512 * (1 + n % 50)) for n in range(blocks)]
-        for handle in handles[::2]:
-            allocator.free(handle)
-        free = allocator._small.free
-        free[:] = [(Counted(size), address, block) for size, address, block in free]
-        Counted.compared = 0
-        for size in range(1, 50):
-            allocator.free(allocator.allocate(512 * size))
-        return Counted.compared
-
-    assert comparisons(8000) < 3 * comparisons(500)

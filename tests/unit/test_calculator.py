@@ -2,21 +2,21 @@
 
 import asyncio
 import dataclasses
-import html
 import json
-import re
 from pathlib import Path
+from unittest.mock import Mock
 
-import ipywidgets
 import pytest
+from drawn import assert_fits
 
 import labkit as lab
-from labkit.formula import Part, envelope
-from labkit.memory import GIB, InputError
+from labkit.plan.formula import Part, formula_estimate
 from labkit.show import calculator as module
 from labkit.show.calculator import FIRST, OTHER_MODEL, Calculator, calculator, verdict
-from labkit.show.pairs import Pair, draw_pairs, part_table, side_by_side
+from labkit.show.formula_bars import Pair, draw_formula_bars, part_table
+from labkit.values import GIB, InputError
 
+DEFAULTS = {"quantize": "none", "attention": "sdpa", "other_model": ""}
 TINY = {"model": "SmolLM2-tiny", "gpu": "t4", "precision": "fp32", "seq_len": 128}
 
 
@@ -46,10 +46,6 @@ def shown(quick):
     return calculator(**TINY)
 
 
-def said(calculator):
-    return html.unescape(re.sub("<[^>]*>", " ", calculator.message.value))
-
-
 def result(calculator):
     [output] = calculator.result.outputs
     return output["data"]
@@ -58,8 +54,8 @@ def result(calculator):
 def test_it_shows_formula_and_trace(shown):
     assert shown.pair.formula.model == "SmolLM2-tiny"
     assert shown.pair.trace.recipe.seq_len == 128
-    assert "It fits" in said(shown)
-    assert "No schedule of this recipe goes below" in said(shown)
+    assert "It fits" in shown.said
+    assert "No schedule of this recipe goes below" in shown.said
     assert "data:image/png" in result(shown)["text/html"]
     for part in shown.pair.formula.by_part:
         assert str(part) in result(shown)["text/plain"]
@@ -103,27 +99,21 @@ def test_in_a_loop_only_the_last_of_several_changes_is_computed(shown, quick, mo
 def test_a_refused_choice_says_why_and_the_next_one_works(shown, changes, reason):
     for name, value in changes.items():
         shown.controls[name].value = value
-    assert "This cannot be trained" in said(shown)
-    assert reason in said(shown)
+    assert "This cannot be trained" in shown.said
+    assert reason in shown.said
     assert shown.pair is None
     assert shown.result.outputs == ()
     assert "<b>folder" not in shown.message.value
     for name in changes:
-        shown.controls[name].value = TINY.get(name, "") or (
-            "sdpa" if name == "attention" else shown.controls[name].value
-        )
-    shown.controls["quantize"].value = ""
-    assert "It fits" in said(shown)
+        shown.controls[name].value = {**DEFAULTS, **TINY}[name]
+    assert "It fits" in shown.said
 
 
 def test_what_fails_inside_is_said_and_not_raised(shown, monkeypatch):
-    def fail(*_, **__):
-        raise ZeroDivisionError("<i>inside")
-
-    monkeypatch.setattr(module, "estimate", fail)
+    monkeypatch.setattr(module, "estimate", Mock(side_effect=ZeroDivisionError("<i>inside")))
     shown.controls["seq_len"].value = 256
-    assert "could not be traced" in said(shown)
-    assert "ZeroDivisionError" in said(shown)
+    assert "could not be traced" in shown.said
+    assert "ZeroDivisionError" in shown.said
     assert "<i>inside" not in shown.message.value
 
 
@@ -132,7 +122,7 @@ def test_a_folder_with_a_config_is_a_model(quick, tmp_path):
     own = calculator(**{**TINY, "model": str(tmp_path)})
     assert own.controls["model"].value == OTHER_MODEL
     assert own.controls["other_model"].layout.display is None
-    assert own.pair.formula.by_part == envelope("SmolLM2-tiny", seq_len=128).by_part
+    assert own.pair.formula.by_part == formula_estimate("SmolLM2-tiny", seq_len=128).by_part
     own.controls["model"].value = "SmolLM2-tiny"
     assert own.controls["other_model"].layout.display == "none"
 
@@ -154,17 +144,15 @@ def test_a_card_without_bfloat16_begins_with_what_it_can_do(quick):
 
 
 def test_only_widgets_that_old_frontends_know(shown):
-    known = {"Dropdown", "SelectionSlider", "Text", "HTML", "Output", "HBox", "VBox"}
     waiting, seen = [shown.widget], set()
     while waiting:
         widget = waiting.pop()
         seen.add(type(widget).__name__)
         waiting += getattr(widget, "children", ())
-    assert seen == known
-    assert all(isinstance(c, ipywidgets.Widget) for c in shown.controls.values())
+    assert seen == {"Dropdown", "SelectionSlider", "Text", "HTML", "Output", "HBox", "VBox"}
 
 
-def test_without_a_frontend_there_is_a_still_picture(quick, monkeypatch):
+def test_without_a_frontend_there_is_a_static_figure(quick, monkeypatch):
     bundles = []
     monkeypatch.setattr(module, "display", lambda bundle, raw: bundles.append(bundle))
     made = calculator(**TINY)
@@ -180,15 +168,15 @@ def test_without_a_frontend_there_is_a_still_picture(quick, monkeypatch):
 
 def pair(gpu="t4", **how):
     how = {"batch_size": 4, "seq_len": 128, **how}
-    return Pair(envelope("SmolLM2-tiny", **how), lab.estimate("SmolLM2-tiny", gpu=gpu, **how))
+    return Pair(
+        formula_estimate("SmolLM2-tiny", **how), lab.estimate("SmolLM2-tiny", gpu=gpu, **how)
+    )
 
 
 def with_sizes(found, *, reserved, capacity, formula):
     """The same pair on a card of another size, with a formula that says something else."""
-    trace = dataclasses.replace(
-        found.trace, peak_reserved_bytes=reserved, capacity_bytes=capacity,
-        fits=reserved <= capacity,
-    )  # fmt: skip
+    run = dataclasses.replace(found.trace.run, reserved_bytes=reserved, capacity_bytes=capacity)
+    trace = dataclasses.replace(found.trace, run=run)
     rest = formula - sum(t.nbytes for t in found.formula.terms[1:])
     first = dataclasses.replace(found.formula.terms[0], nbytes=rest)
     terms = (first, *found.formula.terms[1:])
@@ -206,38 +194,28 @@ def test_verdicts():
     ]
     for (reserved, capacity, formula), symbol, head, line in cases:
         changed = with_sizes(found, reserved=reserved, capacity=capacity, formula=formula)
-        text, _, shown_symbol = verdict(changed)
-        assert shown_symbol == symbol
+        text, look = verdict(changed)
+        assert look.symbol == symbol
         assert head in text.splitlines()[0]
         assert line in text.splitlines()[1]
 
 
-def test_what_the_formula_misses_is_named():
-    long = pair(batch_size=32)
-    missed = max(long.rows, key=lambda row: row.peak_bytes - (row.formula_bytes or 0))
-    assert f"misses most at the peak is {missed.part}" in verdict(long)[0]
-    assert missed.part in (Part.LOGITS, Part.ACTIVATIONS)
-
-
-def test_pictures_say_the_same_in_words():
+def test_figure_table_and_text_say_the_same():
     pairs = {"short $x": pair(), "long": pair(batch_size=16)}
-    picture = draw_pairs(pairs, title="Two")
+    figure = draw_formula_bars(pairs, title="Two")
+    assert_fits(figure)
     for name, each in pairs.items():
-        assert name in picture.alt
-        assert lab.format_bytes(each.formula.total_bytes) in picture.alt
-        assert lab.format_bytes(each.trace.peak_reserved_bytes) in picture.table.text
-    assert "2 × 4 P" in part_table(pairs["long"]).text
-    assert "exact" in part_table(pairs["long"]).text
-
-
-def test_a_card_far_larger_is_named_but_not_drawn():
-    texts = [t.get_text() for t in draw_pairs({"a": pair()}, title="t").axes[0].texts]
-    assert any("can hold" in text and text.endswith("→") for text in texts)
-
-
-def test_nothing_to_draw_is_refused():
-    with pytest.raises(InputError, match="nothing to draw"):
-        side_by_side({})
+        total, reserved = each.formula.total_bytes, each.trace.peak_reserved_bytes
+        assert f"{name}: formula {lab.format_bytes(total)}, peak of the trace" in figure.alt
+        assert lab.format_bytes(reserved) in figure.table.text
+    [far] = [t for t in figure.axes[0].texts if "can hold" in t.get_text()]
+    assert far.get_text().endswith("→")  # named, not drawn
+    long = pairs["long"]
+    assert "2 × 4 P" in part_table(long).text
+    assert "exact" in part_table(long).text
+    missed = max(long.rows, key=lambda row: row.peak_bytes - (row.formula_bytes or 0))
+    assert missed.part in (Part.LOGITS, Part.ACTIVATIONS)
+    assert f"misses most at the peak is {missed.part}" in verdict(long)[0]
 
 
 # --- the page of its own --------------------------------------------------------------------------
@@ -262,8 +240,8 @@ def test_the_kept_cells_run_without_the_others(quick, monkeypatch):
     for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code" and not removed & set(cell["metadata"]["tags"]):
             exec("".join(cell["source"]), space)
-    assert isinstance(space["calculator"], Calculator)
-    assert space["calculator"].pair is not None
+    assert isinstance(space["page"], Calculator)
+    assert space["page"].pair is not None
 
 
 def test_the_page_is_for_this_machine_and_fetches_nothing_from_others():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from labkit.ranks import rank_environment
+from labkit.distributed.launch import rank_environment
 
 CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
 PROBE = """
@@ -45,6 +46,7 @@ def met(printed):
     return sorted(re.findall(r"<rank (\d) of (\d): (.*?)>", printed))
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_slurm_script_with_standins(probe, tmp_path):
     tools = tmp_path / "bin"
@@ -57,59 +59,53 @@ def test_slurm_script_with_standins(probe, tmp_path):
     job = tmp_path / "job.sbatch"
     job.write_text(script)
     given = environment(
-        PATH=f"{tools}{os.pathsep}{os.environ['PATH']}", SLURM_JOB_NODELIST="node[1-2]",
-        SLURM_NNODES="2", SLURM_GPUS_ON_NODE="1", SLURM_CPUS_PER_TASK="2", SLURM_JOB_ID="17",
-    )  # fmt: skip
-    done = subprocess.run(
-        ["bash", str(job), str(probe), "my.txt", "--steps", "3"],
-        capture_output=True, text=True, env=given, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+        PATH=f"{tools}{os.pathsep}{os.environ['PATH']}",
+        SLURM_JOB_NODELIST="node[1-2]",
+        SLURM_NNODES="2",
+        SLURM_GPUS_ON_NODE="1",
+        SLURM_CPUS_PER_TASK="2",
+        SLURM_JOB_ID="17",
+    )
+    printed = run(["bash", str(job), str(probe), "my.txt", "--steps", "3"], given)
     words = "my.txt --steps 3"
-    assert met(done.stdout) == [("0", "2", words), ("1", "2", words)]
+    assert met(printed) == [("0", "2", words), ("1", "2", words)]
+
+
+def run(command, environment):
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def free_port():
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
+@pytest.mark.nightly
 def test_accelerate_configuration_starts_the_ranks(probe, tmp_path):
     config = yaml.safe_load((CLUSTER / "accelerate.yaml").read_text())
-    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
-
-    read = load_config_from_file(str(CLUSTER / "accelerate.yaml"))
-    assert isinstance(read, ClusterConfig)
-    assert read.num_processes == 16
-    assert read.num_machines == 2
     # The same fields, for two processes of one machine. (Accelerate does not ask for their GPUs.)
-    here = {"num_machines": 1, "num_processes": 2, "main_process_ip": "127.0.0.1",
-            "main_process_port": free_port()}  # fmt: skip
+    here = {
+        "num_machines": 1,
+        "num_processes": 2,
+        "main_process_ip": "127.0.0.1",
+        "main_process_port": free_port(),
+    }
     assert set(here) <= set(config)
     path = tmp_path / "here.yaml"
     path.write_text(yaml.safe_dump(config | here))
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path),
-         str(probe), "my.txt"],
-        capture_output=True, text=True, env=environment(), timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert met(done.stdout) == [("0", "2", "my.txt"), ("1", "2", "my.txt")]
-
-
-# Named in SkyPilot's documentation of distributed jobs.
-SKY_VARIABLES = {"SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"}
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
+    printed = run([*launch, str(probe), "my.txt"], environment())
+    assert met(printed) == [("0", "2", "my.txt"), ("1", "2", "my.txt")]
 
 
 def test_skypilot_task_is_a_task():
     task = yaml.safe_load((CLUSTER / "skypilot.yaml").read_text())
-    assert set(task) == {
-        "name", "num_nodes", "resources", "workdir", "file_mounts", "setup", "run",
-    }  # fmt: skip
-    assert set(re.findall(r"SKYPILOT_\w+", task["run"])) == SKY_VARIABLES
+    # Named in SkyPilot's documentation of distributed jobs.
+    known = {"SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"}
+    assert set(re.findall(r"SKYPILOT_\w+", task["run"])) == known
     done = subprocess.run(["bash", "-n"], input=task["run"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert task["file_mounts"]["/checkpoints"]["mode"] == "MOUNT"

@@ -7,55 +7,48 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from labkit.collectives import COLLECTIVES, sent_bytes
-from labkit.fake_ranks import fake_ranks
+from labkit.fake.process_group import fake_ranks
 from labkit.tracker import track
+from labkit.work import COLLECTIVES, sent_bytes
 
 N, WHOLE = 4, 4 * 32  # ranks; bytes of 32 float32 numbers
+SHARE = WHOLE * (N - 1) // N  # what a rank sends when the whole goes round a ring once
 
+
+def parts():
+    return [torch.empty(8) for _ in range(N)]
+
+
+def world():
+    return dist.group.WORLD
+
+
+# On 32 numbers, and on a part of 8.
 CALLS = {
-    "all_reduce": (lambda x, _: dist.all_reduce(x), 2 * WHOLE * (N - 1) // N),
-    "all_gather": (
-        lambda x, part: dist.all_gather([torch.empty(8) for _ in range(N)], part),
-        WHOLE * (N - 1) // N,
-    ),
-    "all_gather_into_tensor": (
-        lambda x, part: dist.all_gather_into_tensor(x, part),
-        WHOLE * (N - 1) // N,
-    ),
-    "reduce_scatter_tensor": (
-        lambda x, part: dist.reduce_scatter_tensor(part, x),
-        WHOLE * (N - 1) // N,
-    ),
-    "all_to_all": (
-        lambda x, _: dist.all_to_all_single(torch.empty(32), x),
-        WHOLE * (N - 1) // N,
-    ),
-    "broadcast": (lambda x, _: dist.broadcast(x, 0), WHOLE * (N - 1) // N),
-    "scatter by this rank": (
-        lambda x, part: dist.scatter(part, list(x.chunk(N)), src=0),
-        WHOLE * (N - 1) // N,
-    ),
-    "scatter by another": (lambda x, part: dist.scatter(part, src=1), 0),
-    "gather by this rank": (
-        lambda x, part: dist.gather(part, [torch.empty(8) for _ in range(N)], dst=0),
-        0,
-    ),
-    "gather by another": (lambda x, part: dist.gather(part, dst=1), WHOLE // N),
+    "all_reduce": (lambda x, _: dist.all_reduce(x), 2 * SHARE),
+    "all_gather": (lambda _, part: dist.all_gather(parts(), part), SHARE),
+    "all_gather_into_tensor": (lambda x, part: dist.all_gather_into_tensor(x, part), SHARE),
+    "reduce_scatter_tensor": (lambda x, part: dist.reduce_scatter_tensor(part, x), SHARE),
+    "all_to_all": (lambda x, _: dist.all_to_all_single(torch.empty(32), x), SHARE),
+    "broadcast": (lambda x, _: dist.broadcast(x, 0), SHARE),
+    "scatter by this rank": (lambda x, part: dist.scatter(part, list(x.chunk(N)), src=0), SHARE),
+    "scatter by another": (lambda _, part: dist.scatter(part, src=1), 0),
+    "gather by this rank": (lambda _, part: dist.gather(part, parts(), dst=0), 0),
+    "gather by another": (lambda _, part: dist.gather(part, dst=1), WHOLE // N),
     "send": (lambda x, _: dist.send(x, 1), WHOLE),
     "receive": (lambda x, _: dist.recv(x, 1), 0),
-    "barrier": (lambda x, _: dist.barrier(), 0),
+    "barrier": (lambda *_: dist.barrier(), 0),
     "functional all_reduce": (
-        lambda x, _: functional.all_reduce(x, "sum", dist.group.WORLD).wait(),
-        2 * WHOLE * (N - 1) // N,
+        lambda x, _: functional.all_reduce(x, "sum", world()).wait(),
+        2 * SHARE,
     ),
     "functional all_gather": (
-        lambda x, part: functional.all_gather_tensor(part, 0, dist.group.WORLD).wait(),
-        WHOLE * (N - 1) // N,
+        lambda _, part: functional.all_gather_tensor(part, 0, world()).wait(),
+        SHARE,
     ),
     "functional reduce_scatter": (
-        lambda x, _: functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD).wait(),
-        WHOLE * (N - 1) // N,
+        lambda x, _: functional.reduce_scatter_tensor(x, "sum", 0, world()).wait(),
+        SHARE,
     ),
 }
 
@@ -66,18 +59,18 @@ def test_bytes_sent(name):
     call, expected = CALLS[name]
     with fake_ranks(N, 0, as_cuda=False), track(work=True) as tracker:
         call(torch.ones(32), torch.ones(8))
-    assert tracker.work_done()[2] == expected
+    assert tracker.work_done().sent_bytes == expected
 
 
 def test_one_rank_sends_nothing():
     with fake_ranks(1, 0, as_cuda=False), track(work=True) as tracker:
         dist.all_reduce(torch.ones(8))
-    assert tracker.work_done()[2] == 0
+    assert tracker.work_done().sent_bytes == 0
 
 
 def test_every_collective_of_this_pytorch_has_its_rule():
     """Contract: an operator that PyTorch adds must not be counted as nothing in silence."""
-    from labkit.collectives import _DIRECT, _ROUNDS
+    from labkit.work import _DIRECT, _ROUNDS
 
     silent = {
         "barrier", "check_for_nan", "monitored_barrier_", "recv_", "recv_any_source_",
@@ -96,8 +89,8 @@ def test_every_collective_of_this_pytorch_has_its_rule():
         ("irecv", (torch.ones(32), 1, 0), 0),
         ("batch_p2p_ops", (["isend", "irecv", "isend"], [1, 1, 2], [0] * 3, [torch.ones(8)] * 3),
          2 * WHOLE // N),
-        ("all_gather_into_tensor_out", (torch.ones(8), N), WHOLE * (N - 1) // N),
-        ("reduce_scatter_tensor_out", (torch.ones(32), "sum", N), WHOLE * (N - 1) // N),
+        ("all_gather_into_tensor_out", (torch.ones(8), N), SHARE),
+        ("reduce_scatter_tensor_out", (torch.ones(32), "sum", N), SHARE),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

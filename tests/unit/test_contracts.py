@@ -14,13 +14,11 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensorMode,
     unset_fake_temporarily,
 )
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 aten = torch.ops.aten
@@ -59,48 +57,6 @@ def test_a_dispatch_mode_sees_in_place_view_and_out_operators():
         x[:2] = 0
     assert seen.names == ["zeros", "add_", "view", "empty", "add", "slice", "fill_"]
     assert seen.given[seen.calls.index(aten.add_.Tensor)] is x
-
-
-def test_a_dispatch_mode_sees_backward_and_optimizers():
-    """``TorchDispatchMode`` (labkit.tracker) is active in autograd's thread on the CPU."""
-    layer = nn.Linear(4, 4)
-    stepper = torch.optim.SGD(layer.parameters(), lr=0.1)
-    loss = layer(torch.ones(2, 4)).sum()
-    with Recorder() as seen:
-        loss.backward()
-        assert "mm" in seen.names
-        stepper.step()
-    assert "add_" in seen.names
-
-
-def test_operators_say_whether_they_are_views_and_of_which_namespace():
-    """``OpOverload.is_view``, ``.namespace``, ``._overloadpacket``, ``.__name__`` (labkit.tracker's
-    count of bytes moved)."""
-    assert aten.view.default.is_view
-    assert not aten.mm.default.is_view
-    assert aten.mm.default.namespace == "aten"
-    assert aten.add.Tensor._overloadpacket is aten.add
-    assert aten.add.Tensor.__name__ == "add.Tensor"
-
-
-def test_dispatch_modes_nest_and_the_inner_one_sees_first():
-    """``TorchDispatchMode`` (labkit.simulate puts fake tensors under the tracker)."""
-    with FakeTensorMode(), Recorder() as seen:
-        x = torch.zeros(3)
-    assert seen.names == ["zeros"]
-    assert type(x).__name__ == "FakeTensor"
-
-
-def test_wrapper_subclasses_can_be_taken_apart():
-    """``is_traceable_wrapper_subclass``, ``__tensor_flatten__`` (labkit.tracker counts what a
-    DTensor or a quantised tensor holds)."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    both = TwoTensor(torch.zeros(2), torch.ones(2))
-    assert is_traceable_wrapper_subclass(both)
-    assert not is_traceable_wrapper_subclass(torch.zeros(2))
-    names = both.__tensor_flatten__()[0]
-    assert [getattr(both, name).sum().item() for name in names] == [0, 2]
 
 
 # --- the life of a storage: labkit.tracker ------------------------------------------------------
@@ -149,90 +105,6 @@ def test_cdata_is_a_storages_identity():
     assert other.untyped_storage()._cdata not in addresses
 
 
-def test_resize_can_be_watched_from_python():
-    """``UntypedStorage.resize_`` (labkit.tracker, for FSDP): it is replaced on the class, and
-    changes ``nbytes`` of the storage it is called on."""
-    calls = []
-    original = torch.UntypedStorage.resize_
-
-    def resize_(storage, size):
-        calls.append(size)
-        return original(storage, size)
-
-    x = torch.zeros(4)
-    with mock.patch.object(torch.UntypedStorage, "resize_", resize_):
-        x.untyped_storage().resize_(0)
-    assert calls == [0]
-    assert x.untyped_storage().nbytes() == 0
-
-
-# --- modules, gradients, optimizers: labkit.tracker ---------------------------------------------
-
-
-def test_global_module_hooks_run_and_post_hooks_run_on_errors_too():
-    """``register_module_forward_pre_hook`` and ``register_module_forward_hook`` with
-    ``always_call`` (labkit.tracker's module paths)."""
-    from torch.nn.modules import module as modules
-
-    class Broken(nn.Module):
-        def forward(self, x):
-            raise ZeroDivisionError
-
-    order = []
-    before = modules.register_module_forward_pre_hook(lambda m, _: order.append(type(m).__name__))
-    after = modules.register_module_forward_hook(
-        lambda m, *_: order.append(f"/{type(m).__name__}"), always_call=True
-    )
-    try:
-        nn.Sequential(nn.ReLU())(torch.ones(1))
-        with pytest.raises(ZeroDivisionError):
-            nn.Sequential(Broken())(torch.ones(1))
-    finally:
-        before.remove()
-        after.remove()
-    assert order == [
-        *("Sequential", "ReLU", "/ReLU", "/Sequential"),
-        *("Sequential", "Broken", "/Broken", "/Sequential"),
-    ]
-
-
-def test_the_gradient_is_there_in_the_post_accumulate_hook():
-    """``Tensor.register_post_accumulate_grad_hook`` (labkit.tracker names gradients)."""
-    weight = torch.ones(3, requires_grad=True)
-    seen = []
-    handle = weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum().item()))
-    (weight * 2).sum().backward()
-    (weight * 2).sum().backward()
-    handle.remove()
-    (weight * 2).sum().backward()
-    assert seen == [6.0, 12.0]
-
-
-def test_optimizers_have_global_step_hooks():
-    """``register_optimizer_step_pre_hook`` and ``..._post_hook`` (labkit.tracker's optimizer
-    phase): once each per step, the state there afterwards."""
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
-    weight = nn.Parameter(torch.ones(3))
-    stepper = torch.optim.AdamW([weight])
-    weight.grad = torch.ones(3)
-    seen = []
-    handles = [
-        register_optimizer_step_pre_hook(lambda o, *_: seen.append(("before", len(o.state)))),
-        register_optimizer_step_post_hook(lambda o, *_: seen.append(("after", len(o.state)))),
-    ]
-    try:
-        stepper.step()
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert seen == [("before", 0), ("after", 1)]
-    assert set(stepper.state[weight]) == {"step", "exp_avg", "exp_avg_sq"}
-
-
 # --- what autograd saves: labkit.tracker --------------------------------------------------------
 
 
@@ -245,19 +117,6 @@ def test_entering_saved_tensors_hooks_pushes_the_default_hooks():
     with mock.patch.object(torch._C._autograd, name, lambda *pair: pushed.append(pair)):
         hooks.__enter__()
     assert pushed == [(hooks.pack_hook, hooks.unpack_hook)]
-
-
-def test_the_innermost_saved_tensors_hooks_win():
-    """``torch._C._autograd._push_saved_tensors_default_hooks`` (labkit.tracker): only the top
-    pair runs, which is why entering a pair is what must be watched."""
-    outer, inner = [], []
-    x = torch.ones(2, requires_grad=True)
-    with saved_tensors_hooks(lambda t: outer.append(1) or t, lambda t: t):
-        x.sin()
-        with saved_tensors_hooks(lambda t: inner.append(1) or t, lambda t: t):
-            x.sin()
-        x.sin()
-    assert (len(outer), len(inner)) == (2, 1)
 
 
 def test_checkpointing_saves_through_saved_tensors_hooks():
@@ -296,7 +155,7 @@ def test_checkpointing_stops_recomputing_early():
 
 
 def test_checkpointing_keeps_the_random_state_through_torch():
-    """``torch.get_rng_state`` and ``set_rng_state`` (labkit.fake_mode answers both for real):
+    """``torch.get_rng_state`` and ``set_rng_state`` (labkit.fake.mode answers both for real):
     looked up on the module at the time of the call."""
     x = torch.ones(4, requires_grad=True)
     with (
@@ -319,59 +178,11 @@ def test_the_graph_task_says_whether_backward_runs():
     assert torch._C._current_graph_task_id() == -1
 
 
-def test_tensors_count_their_in_place_changes():
-    """``Tensor._version`` (labkit.tracker's check in place of the one that hooks turn off)."""
-    x = torch.zeros(2)
-    before = x._version
-    x.add_(1)
-    assert x._version == x.detach()._version == before + 1
-
-
-# --- fake tensors: labkit.fake_mode --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_fake_storages_have_the_real_ones_bytes_and_device(dtype):
-    """``FakeTensorMode`` (labkit.fake_mode): a storage of the same ``nbytes`` on the CPU, whose
-    memory is not there."""
-    with FakeTensorMode():
-        fake = torch.zeros(3, 5, dtype=dtype)
-        huge = torch.empty(1 << 45, dtype=dtype)
-    real = torch.zeros(3, 5, dtype=dtype)
-    assert fake.untyped_storage().nbytes() == real.untyped_storage().nbytes()
-    assert huge.untyped_storage().nbytes() == (1 << 45) * dtype.itemsize
-    assert str(fake.device) == "cpu"
-
-
-def test_fake_views_share_their_storage_and_weak_references_work():
-    """``FakeTensorMode`` (labkit.fake_mode under labkit.tracker): identity and death of storages as
-    for real tensors."""
-    died = []
-    with FakeTensorMode():
-        x = torch.zeros(6)
-        assert x.view(2, 3).untyped_storage()._cdata == x.untyped_storage()._cdata
-        ref = weakref.ref(x.untyped_storage(), died.append)
-        del x
-    gc.collect()
-    assert died == [ref]
-
-
-def test_asking_a_fake_tensor_for_values_raises():
-    """``DataDependentOutputException`` and ``DynamicOutputShapeException`` (labkit.simulate turns
-    them into a sentence)."""
-    with FakeTensorMode():
-        x = torch.ones(3)
-        for ask in (lambda t: t[0].tolist(), lambda t: t.sum().item(), lambda t: bool(t[0] > 0)):
-            with pytest.raises(DataDependentOutputException) as caught:
-                ask(x)
-            assert caught.value.func is aten._local_scalar_dense.default
-        with pytest.raises(DynamicOutputShapeException) as caught:
-            x[x > 0]
-        assert caught.value.func
+# --- fake tensors: labkit.fake.mode --------------------------------------------------------------
 
 
 def test_fake_mode_can_be_left_for_a_moment():
-    """``unset_fake_temporarily`` and ``_disable_current_modes`` (labkit.fake_mode: the random state
+    """``unset_fake_temporarily`` and ``_disable_current_modes`` (labkit.fake.mode: the random state
     is real)."""
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -384,7 +195,7 @@ def test_fake_mode_can_be_left_for_a_moment():
 
 
 def test_moving_a_module_swaps_tensors_through_torch_utils():
-    """``torch.utils.swap_tensors`` (labkit.fake_mode replaces it): ``Module.to`` looks it up there
+    """``torch.utils.swap_tensors`` (labkit.fake.mode replaces it): ``Module.to`` looks it up there
     for parameters that are tensor sub-classes, fake ones too."""
     with FakeTensorMode():
         layer = nn.Linear(2, 2)
@@ -401,9 +212,9 @@ def test_moving_a_module_swaps_tensors_through_torch_utils():
                   "RMSprop", "Rprop", "SGD"],
 )  # fmt: skip
 def test_optimizers_choose_their_form_by_one_function(optimizer):
-    """``_default_to_fused_or_foreach`` in each optimizer's module (labkit.fake_mode): returns
+    """``_default_to_fused_or_foreach`` in each optimizer's module (labkit.fake.mode): returns
     (fused, foreach); on the CPU neither, and what it returns is obeyed."""
-    from labkit.fake_mode import _optimizer_modules
+    from labkit.fake.mode import _optimizer_modules
 
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
@@ -430,7 +241,7 @@ def test_optimizers_choose_their_form_by_one_function(optimizer):
 
 
 def test_packed_sequences_are_looked_for_by_one_function():
-    """``transformers.masking_utils.find_packed_sequence_indices`` (labkit.fake_mode answers None):
+    """``transformers.masking_utils.find_packed_sequence_indices`` (labkit.fake.mode answers None):
     the masks look it up in their module, and None means that nothing is packed."""
     import transformers.masking_utils as masking
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -446,12 +257,12 @@ def test_packed_sequences_are_looked_for_by_one_function():
     assert find.called
 
 
-# --- autocast: labkit.cuda_autocast -------------------------------------------------------------
+# --- autocast: labkit.fake.autocast -------------------------------------------------------------
 
 
 def test_the_cpus_autocast_rule_of_one_operator_can_be_replaced():
     """``torch.library.Library.impl(..., "AutocastCPU")``, ``_ExcludeDispatchKeyGuard`` and
-    ``Library._destroy`` (labkit.cuda_autocast)."""
+    ``Library._destroy`` (labkit.fake.autocast)."""
     x = torch.ones(2, 2, dtype=torch.bfloat16)
     without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -471,12 +282,12 @@ def test_the_cpus_autocast_rule_of_one_operator_can_be_replaced():
         assert x.exp().dtype == torch.bfloat16
 
 
-# --- attention: labkit.cuda_attention -----------------------------------------------------------
+# --- attention: labkit.fake.attention -----------------------------------------------------------
 
 
 def test_attention_can_be_taken_over_above_autograd():
     """``torch.library.Library.impl(..., "AutogradCPU")``, ``Library._destroy`` and
-    ``OpOverload.decompose`` (labkit.cuda_attention): the kernel stands below autocast, sees
+    ``OpOverload.decompose`` (labkit.fake.attention): the kernel stands below autocast, sees
     ``requires_grad``, and PyTorch's own is still there to be called."""
     operator, seen = aten.scaled_dot_product_attention.default, []
     x = torch.ones(1, 1, 4, 8, requires_grad=True)
@@ -503,7 +314,7 @@ def test_attention_can_be_taken_over_above_autograd():
     [("flash", (), (40,)), ("efficient", (None, True), (64,)), ("cudnn", (None, True), (40, 1))],
 )
 def test_cudas_attention_operators_have_shapes_on_fake_cpu_tensors(name, extra, rows):
-    """``aten._scaled_dot_product_{flash,efficient,cudnn}_attention`` (labkit.cuda_attention): the
+    """``aten._scaled_dot_product_{flash,efficient,cudnn}_attention`` (labkit.fake.attention): the
     meta functions serve a CPU device too, and tell what backward keeps: the log-sum-exp."""
     operator = getattr(aten, f"_scaled_dot_product_{name}_attention")
     gpu = torch.device("cpu", 0)
@@ -518,11 +329,11 @@ def test_cudas_attention_operators_have_shapes_on_fake_cpu_tensors(name, extra, 
 
 def test_what_sdpa_kernel_sets_can_be_read():
     """``torch._C._get_sdp_priority_order`` and ``torch.backends.cuda.*_sdp_enabled``
-    (labkit.cuda_attention), in a build without CUDA too."""
+    (labkit.fake.attention), in a build without CUDA too."""
     from torch.nn.attention import sdpa_kernel
 
-    from labkit.attention_rules import CUDNN, EFFICIENT, FLASH, MATH, ORDER
-    from labkit.cuda_attention import _preferences
+    from labkit.fake.attention import _preferences
+    from labkit.fake.attention_rules import CUDNN, EFFICIENT, FLASH, MATH, ORDER
 
     assert tuple(torch._C._get_sdp_priority_order())[: len(ORDER)] == tuple(map(int, ORDER))
     assert _preferences() == (frozenset({FLASH, EFFICIENT, MATH, CUDNN}), None)
@@ -533,8 +344,8 @@ def test_what_sdpa_kernel_sets_can_be_read():
 
 def test_which_version_groups_heads_in_the_memory_efficient_kernel():
     """PyTorch's own ``sdp_utils_cpp.h``: the change that taught that kernel grouped heads also
-    gave the check a ``supports_mqa`` (labkit.attention_rules' ``EFFICIENT_TAKES_GROUPS``)."""
-    from labkit.attention_rules import EFFICIENT_TAKES_GROUPS
+    gave the check a ``supports_mqa`` (labkit.fake.attention_rules' ``EFFICIENT_TAKES_GROUPS``)."""
+    from labkit.fake.attention_rules import EFFICIENT_TAKES_GROUPS
 
     header = Path(torch.__file__).parent / "include/ATen/native/transformers/sdp_utils_cpp.h"
     if not header.exists():
@@ -545,9 +356,9 @@ def test_which_version_groups_heads_in_the_memory_efficient_kernel():
 
 
 def test_the_plain_forms_softmax_has_that_backward():
-    """``aten._safe_softmax`` and ``_softmax_backward_data`` (labkit.cuda_attention's plain form):
+    """``aten._safe_softmax`` and ``_softmax_backward_data`` (labkit.fake.attention's plain form):
     autograd keeps the result only, and rows without any score are zeros."""
-    from labkit.cuda_attention import _SafeSoftmax
+    from labkit.fake.attention import _SafeSoftmax
 
     scores = torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]], requires_grad=True)
     ours, theirs = _SafeSoftmax.apply(scores), aten._safe_softmax(scores, -1)
@@ -557,11 +368,11 @@ def test_the_plain_forms_softmax_has_that_backward():
     assert torch.equal(*gradients)
 
 
-# --- bitsandbytes: labkit.fake_bitsandbytes, labkit.tracker -------------------------------------
+# --- bitsandbytes: labkit.fake.bitsandbytes, labkit.tracker -------------------------------------
 
 
 def test_fake_tensors_keep_two_cpus_apart():
-    """``FakeTensor.fake_device`` (labkit.fake_mode, labkit.fake_bitsandbytes): a tensor's device
+    """``FakeTensor.fake_device`` (labkit.fake.mode, labkit.fake.bitsandbytes): a tensor's device
     is this attribute, ``cpu`` and ``cpu:0`` are two, and setting ``.data`` leaves it alone."""
     with FakeTensorMode():
         host, gpu = torch.zeros(2), torch.zeros(2, device="cpu:0")
@@ -577,7 +388,7 @@ def test_fake_tensors_keep_two_cpus_apart():
 
 def test_a_fake_parameter_can_become_a_kind_of_its_own():
     """``FakeTensor.__class__`` can be set to a class that also descends from a parameter's
-    (labkit.fake_bitsandbytes), and ``Parameter`` then asks ``detach`` for the same class."""
+    (labkit.fake.bitsandbytes), and ``Parameter`` then asks ``detach`` for the same class."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     class Kind(nn.Parameter):
@@ -592,7 +403,7 @@ def test_a_fake_parameter_can_become_a_kind_of_its_own():
 
 
 def test_bitsandbytes_looks_up_what_is_replaced():
-    """``Tensor._make_subclass``, and names in bitsandbytes' modules (labkit.fake_bitsandbytes):
+    """``Tensor._make_subclass``, and names in bitsandbytes' modules (labkit.fake.bitsandbytes):
     each is found in its module at the time of the call."""
     import inspect
 
@@ -620,13 +431,13 @@ def test_bitsandbytes_looks_up_what_is_replaced():
 
 
 def test_bitsandbytes_pages_and_copies_from_these_sizes():
-    """The bounds in bitsandbytes' source that labkit.fake_bitsandbytes repeats."""
+    """The bounds in bitsandbytes' source that labkit.fake.bitsandbytes repeats."""
     import inspect
 
     import bitsandbytes
     from bitsandbytes.optim.optimizer import Optimizer8bit
 
-    from labkit.fake_bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
+    from labkit.fake.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
 
     assert "p.numel() < 1e5" in inspect.getsource(Optimizer8bit.get_state_buffer)
     assert PAGED_ELEMENTS == 1e5
@@ -636,26 +447,11 @@ def test_bitsandbytes_pages_and_copies_from_these_sizes():
     assert "if M > 512:\n        return False" in cuda
 
 
-def test_quantised_parameters_carry_their_statistics():
-    """``Params4bit.quant_state`` with ``absmax``, ``code``, ``offset``, ``state2``, and
-    ``Int8Params.CB`` and ``SCB`` (labkit.tracker counts them as weights)."""
-    import bitsandbytes as bnb
-
-    layer = bnb.nn.Linear4bit(128, 64, quant_type="nf4", compress_statistics=True).to("cpu")
-    state = layer.weight.quant_state
-    for tensor in (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code):
-        assert isinstance(tensor, torch.Tensor)
-    assert state.state2.state2 is None
-    layer = bnb.nn.Linear8bitLt(128, 64, has_fp16_weights=False).to("cpu")
-    assert layer.weight.CB.untyped_storage()._cdata == layer.weight.untyped_storage()._cdata
-    assert layer.weight.SCB.shape == (64,)
-
-
-# --- counting work and bytes: labkit.tracker, labkit.measure ------------------------------------
+# --- counting work and bytes: tracker, measurement --------------------------------------------
 
 
 def test_the_profiler_gives_every_allocation_and_free():
-    """``profile(profile_memory=True).profiler.kineto_results.events()`` (labkit.measure's
+    """``profile(profile_memory=True).profiler.kineto_results.events()`` (labkit.measurement's
     allocator record): ``[memory]`` events with signed ``nbytes`` and ``start_ns``."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -667,35 +463,29 @@ def test_the_profiler_gives_every_allocation_and_free():
     assert sizes == [1 << 20, -(1 << 20)]
 
 
-def test_the_flop_registry_is_keyed_by_operator_packets():
-    """``torch.utils.flop_counter.flop_registry`` (labkit.tracker): formulas take the operator's own
-    arguments and ``out_val``; a multiply-add counts as two."""
-    from torch.utils.flop_counter import flop_registry
-
-    for packet in (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.convolution_backward):
-        assert packet in flop_registry
-    a, b = torch.ones(2, 3), torch.ones(3, 5)
-    assert flop_registry[aten.mm](a, b, out_val=a @ b) == 2 * 2 * 3 * 5
-
-
 def test_attention_flops_come_from_shapes():
-    """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (labkit.tracker, for the CPU's flash
-    kernel, which the registry lacks): two products forward, five backward."""
+    """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (labkit.work, for the CPU's flash
+    kernel, which the registry has since 2.15 only): two products forward, five backward."""
     from torch.utils.flop_counter import (
         flop_registry,
         sdpa_backward_flop_count,
         sdpa_flop_count,
     )
 
+    from labkit.work import FLOP_FORMULAS
+
     shape = (2, 4, 16, 8)  # batch, heads, tokens, head
     product = 2 * 2 * 4 * 16 * 16 * 8
     assert sdpa_flop_count(shape, shape, shape) == 2 * product
     assert sdpa_backward_flop_count(shape, shape, shape, shape) == 5 * product
-    assert aten._scaled_dot_product_flash_attention_for_cpu not in flop_registry
+    kernel, x = aten._scaled_dot_product_flash_attention_for_cpu, torch.ones(shape)
+    assert FLOP_FORMULAS[kernel](x, x, x, out_val=x) == 2 * product
+    if kernel in flop_registry:
+        assert flop_registry[kernel](x, x, x, out_val=x) == 2 * product
 
 
 def test_attention_on_the_cpu_is_the_flash_kernel():
-    """``aten._scaled_dot_product_flash_attention_for_cpu`` (labkit.cuda_attention, for the host's
+    """``aten._scaled_dot_product_flash_attention_for_cpu`` (labkit.fake.attention, for the host's
     tensors and for cards of other vendors): it keeps the output and the log-sum-exp."""
     q = torch.ones(1, 2, 8, 4, requires_grad=True)
     with Recorder() as seen:
@@ -706,24 +496,11 @@ def test_attention_on_the_cpu_is_the_flash_kernel():
     assert log_sum_exp.numel() == 1 * 2 * 8
 
 
-# --- CUDA: labkit.cuda --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved",
-        "reset_peak_memory_stats", "mem_get_info", "empty_cache", "memory_summary",
-        "set_per_process_memory_fraction", "get_device_properties", "synchronize",
-    ],
-)  # fmt: skip
-def test_cuda_memory_functions_exist(name):
-    """The functions that ``labkit.cuda.CudaMemory`` calls exist in a build without CUDA too."""
-    assert callable(getattr(torch.cuda, name))
+# --- CUDA: hardware.cuda --------------------------------------------------------------------------
 
 
 def test_private_cuda_functions_exist():
-    """``torch.cuda.memory._record_memory_history`` and ``_dump_snapshot`` (labkit.cuda), with the
+    """``torch.cuda.memory._record_memory_history`` and ``_dump_snapshot`` (hardware.cuda), with the
     arguments that it gives them; clearing cuBLAS workspaces, where PyTorch was built with CUDA."""
     import inspect
 
@@ -734,25 +511,11 @@ def test_private_cuda_functions_exist():
     assert hasattr(torch._C, "_cuda_clearCublasWorkspaces") or torch.version.cuda is None
 
 
-def test_an_out_of_memory_error_is_one_class():
-    """``torch.OutOfMemoryError`` (labkit.experiment): a RuntimeError, the same for every device,
-    that Python code can raise and an operator lets through."""
-    assert issubclass(torch.OutOfMemoryError, RuntimeError)
-    assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
-
-
-def test_bf16_support_can_be_asked_without_emulation():
-    """``torch.cuda.is_bf16_supported(including_emulation=False)`` (labkit.hardware)."""
-    import inspect
-
-    assert "including_emulation" in inspect.signature(torch.cuda.is_bf16_supported).parameters
-
-
-# --- Jupyter: labkit.cuda.free_memory -----------------------------------------------------------
+# --- Jupyter: hardware.cuda.free_memory -----------------------------------------------------------
 
 
 def test_ipython_keeps_the_last_error_where_we_clear_it():
-    """``InteractiveShell.InteractiveTB.tb`` and ``.last_execution_result`` (labkit.cuda)."""
+    """``InteractiveShell.InteractiveTB.tb`` and ``.last_execution_result`` (hardware.cuda)."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell()

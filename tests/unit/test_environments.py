@@ -10,20 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from labkit.memory import GIB, MIB, InputError
-from labkit.outcomes import Outcome
+from labkit.course.outcomes import Outcome
+from labkit.values import GIB, MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 environments = runpy.run_path(str(ROOT / ".ci" / "environments.py"))
 lesson_memory = runpy.run_path(str(ROOT / ".ci" / "lesson_memory.py"))
 files, table, put = environments["files"], lesson_memory["table"], lesson_memory["put"]
-
-
-def changed(**values):
-    pyproject = copy.deepcopy(PYPROJECT)
-    pyproject["project"] |= values
-    return files(pyproject)
 
 
 @pytest.mark.parametrize("name", files(PYPROJECT))
@@ -34,21 +28,15 @@ def test_files_are_what_the_generator_makes(name):
 
 
 def test_another_range_of_torch_or_another_name_makes_other_files():
-    requirements = [
-        "torch>=2.99,<4" if each.startswith("torch>=") else each
-        for each in PYPROJECT["project"]["dependencies"]
+    pyproject = copy.deepcopy(PYPROJECT)
+    project = pyproject["project"]
+    project["name"] = "other"
+    project["dependencies"] = [
+        "torch>=2.99,<4" if each.startswith("torch>=") else each for each in project["dependencies"]
     ]
-    assert "pytorch-cpu<4,>=2.99\n" in changed(dependencies=requirements)["binder/environment.yml"]
-    assert "name: other\n" in changed(name="other")["environment.yml"]
-
-
-def test_what_pyproject_no_longer_allows_is_refused():
-    with pytest.raises(ValueError, match="not within requires-python"):
-        changed(**{"requires-python": ">=3.99"})
-    with pytest.raises(ValueError, match="no extra dev"):
-        changed(**{"optional-dependencies": {"notebooks": []}})
-    with pytest.raises(ValueError, match="does not require torch"):
-        changed(dependencies=["numpy>=2"])
+    made = files(pyproject)
+    assert "pytorch-cpu<4,>=2.99\n" in made["binder/environment.yml"]
+    assert "name: other\n" in made["environment.yml"]
 
 
 # --- binder/start --------------------------------------------------------------------------------
@@ -70,34 +58,21 @@ def started(**variables):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("limit", "threads"),
-    [("1.0", "1"), ("2.0", "2"), ("0.5", "1"), ("16", "16"), ("", "1"), ("no number", "1")],
-)
+@pytest.mark.parametrize(("limit", "threads"), [("2.0", "2"), ("0.5", "1"), ("", "1")])
 def test_a_container_has_as_many_threads_as_cores(limit, threads):
     assert started(CPU_LIMIT=limit) == [threads, threads]
 
 
 def test_what_is_set_already_stays():
-    assert started() == ["1", "1"]
     assert started(CPU_LIMIT="2", OMP_NUM_THREADS="3") == ["3", "2"]
-
-
-def test_scripts_of_binder_stop_at_errors_or_become_the_server():
-    for name in ("postBuild", "start"):
-        path = ROOT / "binder" / name
-        assert path.stat().st_mode & 0o111
-        subprocess.run(["bash", "-n", path], check=True)
-    assert "\nset -euo pipefail\n" in (ROOT / "binder" / "postBuild").read_text(encoding="utf-8")
-    assert (ROOT / "binder" / "start").read_text(encoding="utf-8").endswith('\nexec "$@"\n')
 
 
 # --- the table of lessons' memory ----------------------------------------------------------------
 
 
-def outcome(name, peak, status="passed"):
-    return Outcome(name[:2], name, "A title", status, date="2026-11-22T10:00:00+00:00",
-                   host_peak_bytes=peak)  # fmt: skip
+def outcome(name, peak_bytes):
+    date = "2026-11-22T10:00:00+00:00"
+    return Outcome(name[:2], name, "A title", "passed", date=date, host_peak_bytes=peak_bytes)
 
 
 def test_the_table_has_the_largest_first_and_names_what_is_too_large():
@@ -110,17 +85,9 @@ def test_the_table_has_the_largest_first_and_names_what_is_too_large():
     assert "None of these is over it.\n" in table([small], ["00_small"], 100 * MIB, "A machine")
 
 
-@pytest.mark.parametrize("bad", [outcome("00_a", None), outcome("00_a", MIB, "failed")])
-def test_no_peak_is_made_up(bad):
-    with pytest.raises(InputError, match="00_a has no peak"):
-        table([bad], ["00_a"], MIB, "A machine")
-
-
 def test_the_table_replaces_the_one_before():
     begin, end = lesson_memory["MARKERS"]
     assert put(f"a\n{begin}\nold\n{end}\nb", "new") == f"a\n{begin}\nnew\n{end}\nb"
-    with pytest.raises(InputError, match="must hold"):
-        put(f"a {begin}", "new")
 
 
 def test_the_readme_speaks_of_every_lesson():

@@ -1,16 +1,12 @@
 """Lessons on disk: finding them, and the values people pass for their parameters."""
 
-import contextlib
-
 import nbformat
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from lesson_files import notebook, write_lesson
 
-from labkit import lessons
-from labkit.lessons import Parameter, check_value, declared_parameters
-from labkit.memory import InputError
+from labkit.course import lessons
+from labkit.course.lessons import Parameter, check_value, declared_parameters
+from labkit.values import InputError
 
 
 @pytest.fixture
@@ -47,7 +43,6 @@ def test_a_lesson_may_be_a_path(course, tmp_path):
     ("name", "words"),
     [
         ("gradient_chekpointing", "'gradient_chekpointing'. Did you mean '06_gradient_checkp"),
-        ("7", "unknown lesson '7'. The nearest is '06_gradient_checkpointing'"),
         ("99", "Known: 01_where_memory_goes, 06_gradient_checkpointing"),
         ("", "unknown lesson ''"),
         ("no/such.ipynb", "there is no notebook no/such.ipynb"),
@@ -59,23 +54,15 @@ def test_an_unknown_lesson_is_named_with_the_nearest(course, name, words):
     assert words in str(caught.value)
 
 
-def test_a_misspelt_path_and_a_file_that_is_no_notebook(course):
-    with pytest.raises(InputError, match=r"Did you mean .*01_where_memory_goes"):
-        found(course, str(course / "01_where_memry_goes.ipynb"))
-    (course / "notes.txt").write_text("x")
-    with pytest.raises(InputError, match="is not a notebook"):
-        found(course, str(course / "notes.txt"))
-
-
 def test_no_lessons_and_two_of_one_name(course, tmp_path):
     with pytest.raises(InputError, match="no lessons in"):
         lessons.find(folder=tmp_path / "empty")
     twin = write_lesson(tmp_path / "twin", name="01_where_memory_goes")
-    with pytest.raises(InputError, match="have one name"):
+    with pytest.raises(InputError, match="two notebooks of one name"):
         found(course, "01", str(twin))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"cells": 3}', '{"nbformat": 4}', "5"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}', '{"nbformat": 4}'])
 def test_a_damaged_notebook_is_refused_by_name(tmp_path, text):
     (tmp_path / "06_x.ipynb").write_text(text)
     with pytest.raises(InputError, match="06_x"):
@@ -99,14 +86,13 @@ def declared(source):
 
 def test_declarations_are_read_with_kind_default_and_choices():
     assert declared(
-        'batch_size: int = 8  # any\nsize: str = "auto"  # "auto", "cpu" or "gpu"\nrate = 0.1\n'
-        'name: str = "x"  # such as "y"\nsizes: list[int] = [1, 2]\nderived: int = 2 * 3\nprint(1)'
+        'batch_size: int = 8  # any\nsize: str = "auto"  # "auto", "cpu" or "gpu"\n'
+        'rate: float = 0.1\nname: str = "x # y"  # such as "y"\nderived: int = 2 * 3\nloose = 1'
     ) == {
         "batch_size": Parameter("int", 8, ()),
         "size": Parameter("str", "auto", ("auto", "cpu", "gpu")),
         "rate": Parameter("float", 0.1, ()),
-        "name": Parameter("str", "x", ()),
-        "sizes": Parameter("list[int]", [1, 2], ()),
+        "name": Parameter("str", "x # y", ()),
     }
     assert declared("batch_size: int = ") == {}
 
@@ -116,33 +102,33 @@ def test_declarations_are_read_with_kind_default_and_choices():
     [
         ("int", 8, "16", 16),
         ("int", 0, "0", 0),
-        ("int | None", 8, "none", None),
         ("float", 0.1, "1e-3", 1e-3),
+        ("float", 0.1, "2", 2.0),
         ("bool", True, "False", False),
-        ("list[int]", [1], "[1, 2]", [1, 2]),
         ("str", "x", "007", "007"),
     ],
 )
 def test_values_get_the_kind_that_the_lesson_declares(kind, default, text, value):
-    assert check_value("x", text, Parameter(kind, default, ())) == value
+    read = check_value("x", text, Parameter(kind, default, ()))
+    assert (read, type(read)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
     ("name", "parameter", "text", "words"),
     [
         ("batch_size", Parameter("int", 8, ()), "0", "batch_size must be from 1 to"),
-        ("batch_size", Parameter("int", 8, ()), "-4", "batch_size must be from 1 to"),
-        ("batch_size", Parameter("int", 8, ()), "many", "a whole number such as 8, not 'many'"),
-        ("batch_size", Parameter("int", 8, ()), "1.5", "not '1.5'"),
-        ("batch_size", Parameter("int", 8, ()), "9" * 5000, "batch_size must be"),
+        ("batch_size", Parameter("int", 8, ()), "1.5", "a value such as 8, not '1.5'"),
+        ("batch_size", Parameter("int", 8, ()), "9" * 900, "batch_size must be"),
         ("seed", Parameter("int", 0, ()), "-1", "seed must be"),
-        ("rate", Parameter("float", 0.1, ()), "nan", "finite"),
-        ("rate", Parameter("float", 0.1, ()), "x", "rate must be a number"),
+        ("rate", Parameter("float", 0.1, ()), "1e999", "a value such as 0.1"),
         ("fused", Parameter("bool", True, ()), "yep", "value of fused 'yep'"),
-        ("sizes", Parameter("list[int]", [1], ()), "3", "of the kind of [1]"),
-        ("sizes", Parameter("list[int]", [1], ()), "open('x')", "a literal such as [1]"),
+        (
+            "sizes",
+            Parameter("list[int]", None, ()),
+            "[3]",
+            "of type list[int], which -p cannot set",
+        ),
         ("size", Parameter("str", "auto", ("auto", "cpu")), "atuo", "Did you mean 'auto'"),
-        ("gpu", Parameter("str", "t4", ()), "t5", "'t5'"),
         ("gpu", Parameter("str", "t4", ("t4", "l4")), "rtx-4091", "4090"),
     ],
 )
@@ -153,7 +139,6 @@ def test_a_value_that_will_not_do_is_named_with_what_is_allowed(name, parameter,
 
 
 def test_gpus_precisions_and_models_are_looked_up_where_they_are_defined():
-    pytest.importorskip("labkit.models")
     text = Parameter("str", "x", ())
     assert check_value("gpu", "NVIDIA T4", text) == "t4"
     assert check_value("precision", "BF16", text) == "bf16"
@@ -161,10 +146,3 @@ def test_gpus_precisions_and_models_are_looked_up_where_they_are_defined():
         check_value("precision", "fp31", text)
     with pytest.raises(InputError, match=r"Llama-3\.2-1B"):
         check_value("model", "Llama-3.2-1C", text)
-
-
-@given(st.text(max_size=20), st.sampled_from(["int", "float", "bool", "list[int]", "int|None"]))
-def test_any_text_is_taken_or_refused_never_a_crash(text, kind):
-    default = {"int": 1, "float": 1.0, "bool": True, "list[int]": [1]}.get(kind, 1)
-    with contextlib.suppress(InputError):
-        check_value("x", text, Parameter(kind, default, ()))

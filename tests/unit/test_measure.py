@@ -1,7 +1,6 @@
-"""measure(), simulate(), run() and sweep(): three worlds, one record; and what errors leave."""
+"""measure(), simulate() and run(): three modes, one record; and what errors leave."""
 
 import gc
-import logging
 import re
 import sys
 import weakref
@@ -12,12 +11,11 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import labkit as lab
-from labkit import hardware, worlds
-from labkit.experiment import PRECISIONS, requested_bytes
-from labkit.hardware import Machine
-from labkit.memory import GIB, KIB, MIB, InputError
-from labkit.simulate import first_failure
-from labkit.tracker import is_out_of_memory
+from labkit import measurement
+from labkit.hardware import cuda, this_machine
+from labkit.hardware.this_machine import Machine
+from labkit.out_of_memory import is_out_of_memory, requested_bytes
+from labkit.values import GIB, KIB, MIB, InputError
 
 CPU = torch.device("cpu")
 
@@ -66,7 +64,7 @@ def hooks():
         len(module._global_forward_hooks) + len(module._global_forward_pre_hooks),
         len(optimizer._global_optimizer_pre_hooks),
         len(optimizer._global_optimizer_post_hooks),
-        hardware.current_budget_bytes(),
+        this_machine.current_budget_bytes(),
         autocast_dtype,
     )
 
@@ -95,7 +93,7 @@ def everything_is_gone():
     assert not any(ref() is not None for ref in alive)
 
 
-# --- the three worlds agree ---------------------------------------------------------------------
+# --- the three modes agree ----------------------------------------------------------------------
 
 
 def test_fake_equals_tracked_to_the_byte():
@@ -132,13 +130,9 @@ def test_categories_sum_and_losses_fall():
     assert run.fits is None
 
 
-def test_a_simulation_has_neither_losses_nor_seconds():
-    run = lab.simulate(mlp)
-    assert (run.losses, run.step_seconds, run.reserved_bytes) == ((), (), None)
-
-
 def test_the_second_step_holds_the_optimizers_state():
     run = lab.simulate(mlp, steps=3)
+    assert (run.losses, run.step_seconds, run.reserved_bytes) == ((), (), None)
     assert len(run.step_peaks_bytes) == 3
     assert run.step_peaks_bytes[0] < run.step_peaks_bytes[1] == run.step_peaks_bytes[2]
     assert run.peak_bytes == max(run.step_peaks_bytes)
@@ -152,32 +146,20 @@ def test_an_experiment_may_end_early_or_be_stopped():
     assert lab.measure(three, steps=1).losses == (1.0,)
 
 
-def test_an_experiment_that_takes_steps_is_told_how_many():
-    def counting(device, steps=1):
-        for _ in range(steps):
-            yield torch.tensor(float(steps))
-
-    assert lab.measure(counting, steps=3).losses == (3.0, 3.0, 3.0)
-    assert lab.simulate(counting).parameters == {"steps": 2}
-
-
 def test_parameters_are_recorded_plainly_with_their_defaults():
-    def experiment(device, optimizer=torch.optim.SGD, sizes=(1, 2), rate=0.1, name=None):
-        yield torch.ones(1)
+    def experiment(device, optimizer=torch.optim.SGD, sizes=(1, 2), rate=0.1, name=None, steps=1):
+        for _ in range(steps):
+            yield torch.ones(1)
 
-    assert lab.measure(experiment, rate=0.5).parameters == {
+    run = lab.measure(experiment, rate=0.5, steps=3)
+    assert len(run.losses) == 3  # it is told how many
+    assert run.parameters == {
         "optimizer": "SGD",
         "sizes": "(1, 2)",
         "rate": 0.5,
         "name": None,
+        "steps": 3,
     }
-
-
-def test_the_next_run_is_like_the_first():
-    first, second = lab.measure(mlp), lab.measure(mlp)
-    assert second.losses == first.losses
-    assert (second.peak_bytes, second.by_category) == (first.peak_bytes, first.by_category)
-    everything_is_gone()
 
 
 # --- running out of memory ----------------------------------------------------------------------
@@ -221,48 +203,14 @@ def test_running_out_of_memory_says_where_and_frees_everything(phase):
 
 def test_real_and_simulated_runs_fail_at_the_same_request():
     clean = lab.simulate(mlp, batch_size=8, width=256)
-    budgets = [total - 1 for phase in ("forward", "optimizer")
-               for _, total in new_peaks(clean.trace, phase)]  # fmt: skip
+    peaks = [*new_peaks(clean.trace, "forward"), *new_peaks(clean.trace, "optimizer")]
+    budgets = [total - 1 for _, total in peaks]
     for budget_bytes in budgets[:: max(1, len(budgets) // 6)]:
-        predicted = first_failure(clean.trace, budget_bytes)
         with lab.pretend(budget_bytes=budget_bytes):
-            oom, fake = lab.measure(mlp, batch_size=8, width=256).oom, lab.simulate(
-                mlp, batch_size=8, width=256).oom  # fmt: skip
-        assert fake == predicted
+            oom = lab.measure(mlp, batch_size=8, width=256).oom
+            predicted = lab.simulate(mlp, batch_size=8, width=256).oom
         for field in ("requested_bytes", "live_bytes", "step", "phase", "module", "operator"):
             assert getattr(oom, field) == getattr(predicted, field), field
-
-
-def growing(device, first=64, factor=4):
-    """Each step's batch is larger than the last."""
-    layer = nn.Linear(256, 256, device=device)
-    alive.append(weakref.ref(layer))
-    size = first
-    while True:
-        loss = layer(torch.randn(size, 256, device=device)).square().mean()
-        loss.backward()
-        yield loss
-        size *= factor
-
-
-def test_a_failure_in_a_later_step_keeps_the_earlier_steps():
-    clean = lab.measure(growing, steps=2)
-    with lab.pretend(budget_bytes=clean.step_peaks_bytes[1] - 1):
-        run = lab.measure(growing, steps=2)
-    assert run.oom.step == 2
-    assert run.losses == clean.losses[:1] or len(run.losses) == 1
-    assert run.step_peaks_bytes[0] == clean.step_peaks_bytes[0]
-    assert run.step_peaks_bytes[1:] in ((), (run.peak_bytes,))
-    everything_is_gone()
-
-
-def test_a_budget_that_fits_changes_nothing():
-    free = lab.measure(mlp)
-    with lab.pretend(budget_bytes=free.peak_bytes):
-        run = lab.measure(mlp)
-    assert run.oom is None
-    assert run.fits is True
-    assert (run.peak_bytes, run.losses) == (free.peak_bytes, free.losses)
 
 
 def test_an_experiment_may_catch_its_own_out_of_memory():
@@ -281,35 +229,30 @@ def test_an_experiment_may_catch_its_own_out_of_memory():
     assert run.peak_bytes <= MIB
 
 
-@pytest.mark.parametrize(
-    ("error", "requested"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"), 2 * GIB),
-        (torch.OutOfMemoryError("HIP out of memory. Tried to allocate 20.00 MiB."), 20 * MIB),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes."), 512),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), 0),
-        (RuntimeError("can't allocate memory: you tried to allocate 4096 bytes. Error"), 4096),
-        (torch.OutOfMemoryError("in other words"), 0),
-        (torch.OutOfMemoryError("Tried to allocate many GiB"), 0),
-        (torch.OutOfMemoryError("Tried to allocate"), 0),
-        (MemoryError(), 0),
-    ],
-)
-def test_out_of_memory_in_all_its_wordings(error, requested):
-    assert is_out_of_memory(error)
-    assert requested_bytes(error) == requested
+WORDINGS = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"), 2 * GIB),
+    (torch.OutOfMemoryError("HIP out of memory. Tried to allocate 20.00 MiB."), 20 * MIB),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes."), 512),
+    (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), 0),
+    (RuntimeError("can't allocate memory: you tried to allocate 4096 bytes. Error"), 4096),
+    (torch.OutOfMemoryError("Tried to allocate many GiB"), 0),
+    (MemoryError(), 0),
+]
+
+
+def test_out_of_memory_in_all_its_wordings():
+    for error, requested in WORDINGS:
+        assert is_out_of_memory(error)
+        assert requested_bytes(error) == requested
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
 
     def failing(device):
         yield torch.ones(())
-        raise error
+        raise WORDINGS[-1][0]
 
     run = lab.measure(failing)
-    assert (run.oom.requested_bytes, run.oom.step, len(run.losses)) == (requested, 2, 1)
-
-
-def test_other_errors_are_not_out_of_memory():
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_out_of_memory(ValueError("out of memory"))
+    assert (run.oom.requested_bytes, run.oom.step, len(run.losses)) == (0, 2, 1)
 
 
 def test_a_cpu_that_runs_out_says_where():
@@ -338,39 +281,41 @@ def test_a_cpu_that_runs_out_says_where():
 
 # --- experiments that are wrong -----------------------------------------------------------------
 
-WORLDS = pytest.mark.parametrize("world", [lab.measure, lab.simulate, lab.run])
+MODES = pytest.mark.parametrize("mode", [lab.measure, lab.simulate])
 
 
-def no_generator(device):
-    return torch.ones(())
-
-
-@WORLDS
-@pytest.mark.parametrize("thing", [no_generator, None, 5, "mlp", mlp(CPU), nn.Linear])
-def test_what_is_no_generator_function_is_refused(world, thing):
-    with pytest.raises(InputError, match="an experiment is a generator function"):
-        world(thing)
-
-
-@WORLDS
-def test_an_experiment_that_yields_nothing(world):
+@MODES
+def test_what_is_no_experiment_is_refused(mode):
     def nothing(device):
         return
         yield
 
+    def no_device():
+        yield torch.ones(())
+
+    def needs_more(device, size):
+        yield torch.ones(size, device=device)
+
+    for thing in (None, "mlp", mlp(CPU), nn.Linear):
+        with pytest.raises(InputError, match="an experiment is a generator function"):
+            mode(thing)
     with pytest.raises(InputError, match="nothing ended without yielding a loss"):
-        world(nothing)
+        mode(nothing)
+    with pytest.raises(InputError, match="no_device"):
+        mode(no_device)
+    with pytest.raises(InputError, match=r"needs_more.*size"):
+        mode(needs_more)
 
 
-@WORLDS
-@pytest.mark.parametrize("value", ["loss", None, torch.ones(2), [1.0], {"loss": 1.0}])
-def test_an_experiment_that_yields_no_loss(world, value):
+@MODES
+@pytest.mark.parametrize("value", [None, torch.ones(2), {"loss": 1.0}])
+def test_an_experiment_that_yields_no_loss(mode, value):
     def wrong(device):
         yield value
 
     message = f"yields the loss, a tensor with one element.* yielded {type(value).__name__}"
     with pytest.raises(InputError, match=message):
-        world(wrong)
+        mode(wrong)
 
 
 ASKING = {
@@ -395,22 +340,13 @@ def test_a_simulation_has_no_values_to_give(ask):
         lab.simulate(curious)
 
 
-def test_printing_a_loss_is_no_question():
-    def printing(device):
-        loss = torch.ones(1, device=device).sum()
-        print(loss)
-        yield loss
-
-    assert lab.simulate(printing).peak_bytes > 0
-
-
 class OwnError(Exception):
     pass
 
 
-@WORLDS
-@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_experiments_own_error_comes_through(world, error):
+@MODES
+@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, GeneratorExit])
+def test_an_experiments_own_error_comes_through(mode, error):
     """Hooks and modes are gone (the fixture looks), and nothing outlives the error."""
 
     def failing(device):
@@ -420,84 +356,34 @@ def test_an_experiments_own_error_comes_through(world, error):
         raise error
 
     with pytest.raises(error):
-        world(failing)
+        mode(failing)
     lab.free_memory()
     everything_is_gone()
 
 
-@WORLDS
-def test_an_error_inside_an_operator_comes_through(world, monkeypatch):
-    # Fake tensors log such errors, and pytest keeps what is logged, tracebacks included.
-    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
-
-    def failing(device):
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 9)).to(device)
-        alive.append(weakref.ref(model))
-        yield model(torch.ones(2, 8, device=device)).sum()
-
-    with pytest.raises(RuntimeError, match=r"2x8|\[2, 8\]"):
-        world(failing)
-    lab.free_memory()
-    everything_is_gone()
-
-
-@WORLDS
+@MODES
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"batchsize": 4}, "unknown argument of mlp 'batchsize'. Did you mean 'batch_size'? Known"),
-        ({"colour": 1}, "unknown argument of mlp 'colour'."),
         ({"device": "cpu"}, "unknown argument of mlp 'device'."),
         ({"batch_size": 0}, "batch_size must be from 1 to 2147483648, not 0"),
-        ({"batch_size": -1}, "batch_size must be from 1 to 2147483648, not -1"),
         ({"batch_size": "x"}, "batch_size must be a whole number of at least 1, not 'x'"),
-        ({"batch_size": 8.0}, "batch_size must be a whole number of at least 1, not 8.0"),
-        ({"batch_size": True}, "batch_size must be a whole number of at least 1, not True"),
         ({"precision": "fp23"}, "unknown precision 'fp23'. Did you mean 'fp32'? Known: fp32, amp"),
-        ({"precision": None}, "unknown precision None."),
         ({"steps": 0}, "steps must be from 1 to 2147483648, not 0"),
-        ({"steps": "two"}, "steps must be a whole number of at least 1, not 'two'"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_is_built(world, arguments, message):
+def test_bad_arguments_are_refused_before_anything_is_built(mode, arguments, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        world(mlp, **arguments)
+        mode(mlp, **arguments)
     assert not alive
 
 
-@WORLDS
-def test_an_experiment_that_cannot_be_called_is_refused(world):
-    def no_device():
-        yield torch.ones(())
-
-    def needs_more(device, size):
-        yield torch.ones(size, device=device)
-
-    with pytest.raises(InputError, match="no_device"):
-        world(no_device)
-    with pytest.raises(InputError, match=r"needs_more.*size"):
-        world(needs_more)
-    world(needs_more, size=1)
-
-
-@WORLDS
-def test_what_is_forgiven_reaches_the_experiment_in_the_one_spelling(world):
-    def telling(device, batch_size=1, precision="fp32"):
-        seen.append((batch_size, precision))
-        yield torch.ones((), device=device)
-
-    seen = []
-    for precision in PRECISIONS:
-        world(telling, Batch_Size=3, precision=precision.upper().replace("-", "_"))
-    assert seen == [(3, precision) for precision in PRECISIONS]
-
-
-@pytest.mark.parametrize("gpu", ["t5", "no such card", 7])
-def test_an_unknown_gpu_is_refused(gpu):
-    for world in (lab.simulate, lab.run, lab.sweep):
-        with pytest.raises(InputError, match=re.escape(repr(gpu))):
-            world(mlp, gpu=gpu)
-    assert not alive
+def test_an_unknown_gpu_is_refused_and_a_precision_may_be_in_capitals():
+    for mode in (lab.simulate, lab.run):
+        with pytest.raises(InputError, match="'t5'"):
+            mode(mlp, gpu="t5")
+    assert lab.simulate(mlp, Precision="AMP_bf16").parameters["precision"] == "amp-bf16"
 
 
 # --- simulating a named GPU ---------------------------------------------------------------------
@@ -514,13 +400,6 @@ def wide(device, width=1024):
         yield loss
 
 
-def test_a_small_run_fits_a_t4():
-    run = lab.simulate(wide, gpu="t4")
-    assert (run.fits, run.oom, run.device) == (True, None, lab.gpu("t4").name)
-    assert run.capacity_bytes == lab.gpu("t4").budget_bytes
-    assert run.label == f"simulated for {lab.gpu('t4').name}"
-
-
 def test_a_large_run_does_not_and_the_simulation_says_how_much_it_needs():
     width = 40_000  # 6 GiB of weights; AdamW needs four times that
     run = lab.simulate(wide, gpu="t4", width=width)
@@ -531,40 +410,9 @@ def test_a_large_run_does_not_and_the_simulation_says_how_much_it_needs():
     assert oom.live_bytes + oom.requested_bytes > run.capacity_bytes
     assert (oom.step, oom.phase) == (1, "optimizer")
     assert oom.by_category["weights"] == oom.by_category["gradients"] == 4 * width * (width + 1)
-    assert lab.simulate(wide, gpu="b200", width=width).fits is True
-
-
-def test_first_failure_is_none_exactly_when_the_peak_fits():
-    run = lab.simulate(wide, width=64)
-    trace = run.trace
-    assert first_failure(trace, run.peak_bytes) is None
-    live = 0
-    for event in trace.events:
-        capacity_bytes = live + max(event.change_bytes, 1) - 1
-        live += event.change_bytes
-        failure = first_failure(trace, capacity_bytes)
-        assert (failure is None) == (run.peak_bytes <= capacity_bytes)
-        if failure:
-            assert failure.live_bytes <= capacity_bytes
-            assert failure.live_bytes + failure.requested_bytes > capacity_bytes
-            assert failure.live_bytes == sum(failure.by_category.values())
-
-
-def test_a_gpu_takes_cudas_choices():
-    """AdamW's foreach form holds temporaries of a whole parameter set, which the loop does not."""
-
-    def layers(device):
-        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).to(device)
-        stepper = torch.optim.AdamW(model.parameters())
-        while True:
-            loss = model(torch.ones(1, 256, device=device)).sum()
-            loss.backward()
-            stepper.step()
-            yield loss
-
-    cpu, gpu = lab.simulate(layers), lab.simulate(layers, gpu="t4")
-    assert gpu.by_category["weights"] == cpu.by_category["weights"]
-    assert gpu.by_category["temporary"] > 2 * cpu.by_category.get("temporary", 0)
+    fitting = lab.simulate(wide, gpu="b200", width=width)
+    assert (fitting.fits, fitting.oom, fitting.device) == (True, None, lab.gpu("b200").name)
+    assert fitting.capacity_bytes == lab.gpu("b200").budget_bytes
 
 
 def test_the_pretended_gpu_is_simulated():
@@ -577,11 +425,11 @@ def test_the_pretended_gpu_is_simulated():
     assert (run.device, run.capacity_bytes, run.fits) == ("CPU", MIB, False)
 
 
-# --- run and sweep ------------------------------------------------------------------------------
+# --- run ----------------------------------------------------------------------------------------
 
 
 def test_run_simulates_a_t4_here_and_takes_another(monkeypatch):
-    monkeypatch.setattr(hardware, "machine", lambda: machine("cpu"))
+    monkeypatch.setattr(this_machine, "machine", lambda: machine("cpu"))
     assert lab.run(wide).device == lab.gpu("t4").name
     assert lab.run(wide, gpu="l4").device == lab.gpu("l4").name
     assert len(lab.run(wide, steps=3).step_peaks_bytes) == 3
@@ -591,53 +439,13 @@ def test_run_simulates_a_t4_here_and_takes_another(monkeypatch):
 
 def test_run_measures_where_there_is_a_gpu(monkeypatch):
     calls = []
-    monkeypatch.setattr(hardware, "machine", lambda: machine("cuda"))
-    monkeypatch.setattr(worlds, "measure", lambda *a, **k: calls.append((a, k)))
+    monkeypatch.setattr(this_machine, "machine", lambda: machine("cuda"))
+    monkeypatch.setattr(measurement, "measure", lambda *a, **k: calls.append((a, k)))
     lab.run(mlp, gpu="t4", steps=3, batch_size=2)
     lab.run(mlp)
     assert calls == [((mlp,), {"steps": 3, "batch_size": 2}), ((mlp,), {})]
     with pytest.raises(InputError, match="'t5'"):
         lab.run(mlp, gpu="t5")
-
-
-def test_sweep_runs_every_combination_in_order():
-    runs = lab.sweep(mlp, progress=False, batch_size=[1, 2], width=range(2, 4), precision="fp32")
-    assert [(r.parameters["batch_size"], r.parameters["width"]) for r in runs] == [
-        (1, 2),
-        (1, 3),
-        (2, 2),
-        (2, 3),
-    ]
-    assert {r.parameters["precision"] for r in runs} == {"fp32"}
-    assert len(lab.sweep(mlp, progress=False, batch_size=2)) == 1
-
-
-def test_sweep_keeps_what_does_not_fit():
-    runs = lab.sweep(wide, gpu="t4", progress=False, width=[64, 40_000])
-    assert [run.fits for run in runs] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"batch_size": []}, "batch_size is an empty list: there is nothing to run"),
-        ({"batch_size": [1, 0]}, "batch_size must be from 1"),
-        ({"batchsize": [1]}, "Did you mean 'batch_size'?"),
-        ({"precision": ["fp32", "fp64"]}, "unknown precision 'fp64'"),
-        ({"batch_size": [1, "x"], "width": [2]}, "not 'x'"),
-    ],
-)
-def test_sweep_refuses_before_the_first_run(settings, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        lab.sweep(mlp, progress=False, **settings)
-    assert not alive
-
-
-def test_sweep_shows_its_progress(capsys):
-    lab.sweep(wide, width=[8, 16])
-    assert "wide" in capsys.readouterr().err
-    lab.sweep(wide, width=[8, 16], progress=False)
-    assert capsys.readouterr().err == ""
 
 
 # --- on CUDA, by proxy --------------------------------------------------------------------------
@@ -665,9 +473,6 @@ class FakeCuda:
     def allocated(self):
         return BASE
 
-    def capacity(self):
-        return 16 * GIB
-
     def cap(self, fraction):
         self.calls.append(("cap", fraction))
 
@@ -682,16 +487,16 @@ class FakeCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def fake_cuda(monkeypatch):
     """Tensors stay on the CPU; ``measure`` takes that for the GPU and asks the script."""
 
     def install(*peaks, sees_tensors=True):
         fake = FakeCuda(*peaks)
-        monkeypatch.setattr(hardware, "cuda_memory", fake)
-        monkeypatch.setattr(hardware, "device", lambda: torch.device("cuda", 0))
-        monkeypatch.setattr(hardware, "machine", lambda: machine("cuda"))
+        monkeypatch.setattr(cuda, "cuda_memory", fake)
+        monkeypatch.setattr(this_machine, "device", lambda: torch.device("cuda", 0))
+        monkeypatch.setattr(this_machine, "machine", lambda: machine("cuda"))
         if sees_tensors:
-            monkeypatch.setattr(sys.modules["labkit.measure"], "_name", lambda device: "cpu")
+            monkeypatch.setattr(measurement, "_name", lambda device: "cpu")
         return fake
 
     return install
@@ -702,9 +507,11 @@ def on_gpu(device, batch_size=8):
     yield from mlp(CPU, batch_size=batch_size)
 
 
-def test_cuda_peaks_are_the_allocators_above_what_was_held(cuda):
+def test_cuda_peaks_are_the_allocators_above_what_was_held(fake_cuda):
     tracked = lab.measure(mlp, batch_size=8)
-    fake = cuda((70 * MIB, 80 * MIB), (90 * MIB, 120 * MIB), (60 * MIB, 110 * MIB), (1, 1), (1, 1))
+    fake = fake_cuda(
+        (70 * MIB, 80 * MIB), (90 * MIB, 120 * MIB), (60 * MIB, 110 * MIB), (1, 1), (1, 1)
+    )
     run = lab.measure(on_gpu)
     assert (run.mode, run.device, run.capacity_bytes) == ("measured", "a cuda", 16 * GIB)
     assert run.step_peaks_bytes == (70 * MIB, 90 * MIB, 60 * MIB, 1)
@@ -714,29 +521,29 @@ def test_cuda_peaks_are_the_allocators_above_what_was_held(cuda):
     assert run.by_category == tracked.by_category
     assert run.losses == tracked.losses
     assert len(run.step_seconds) == 2
-    assert fake.calls[0] == "clear_workspaces"
+    assert fake.calls.index("clear_workspaces") < fake.calls.index("synchronize")
     assert fake.calls.count("synchronize") >= 6  # seconds end when the device is done
     assert run.fits is True
 
 
-def test_cuda_cannot_count_less_than_the_tensors_it_holds(cuda):
+def test_cuda_cannot_count_less_than_the_tensors_it_holds(fake_cuda):
     tracked = lab.measure(mlp, batch_size=8)
-    cuda(*[(1, MIB)] * 5)
+    fake_cuda(*[(1, MIB)] * 5)
     run = lab.measure(on_gpu)
     assert run.peak_bytes == tracked.peak_bytes
     assert "unattributed" not in run.by_category
 
 
-def test_tensors_on_the_host_are_counted_apart(cuda):
+def test_tensors_on_the_host_are_counted_apart(fake_cuda):
     tracked = lab.measure(mlp, batch_size=8)
-    cuda(*[(30 * MIB, 40 * MIB)] * 5, sees_tensors=False)
+    fake_cuda(*[(30 * MIB, 40 * MIB)] * 5, sees_tensors=False)
     run = lab.measure(on_gpu)
     assert run.host_bytes == tracked.peak_bytes
     assert run.by_category == {"unattributed": 30 * MIB}
 
 
-def test_untracked_on_cuda(cuda):
-    cuda(*[(n * MIB, 2 * n * MIB) for n in (30, 50, 40, 40, 0)])
+def test_a_run_on_cuda_without_a_tracker(fake_cuda):
+    fake_cuda(*[(n * MIB, 2 * n * MIB) for n in (30, 50, 40, 40, 0)])
     run = lab.measure(on_gpu, track=False)
     assert (run.peak_bytes, run.reserved_bytes) == (50 * MIB, 100 * MIB)
     assert run.by_category == {"unattributed": 50 * MIB}
@@ -763,7 +570,7 @@ def explode():
 
 
 @pytest.mark.parametrize("fails_in_step", [1, 2, 3])
-def test_cuda_out_of_memory(cuda, explode, fails_in_step):
+def test_cuda_out_of_memory(fake_cuda, explode, fails_in_step):
     class Exploding(nn.Module):
         def forward(self, x):
             return explode(x)
@@ -775,24 +582,23 @@ def test_cuda_out_of_memory(cuda, explode, fails_in_step):
         next(steps)
         yield model(torch.ones(4))
 
-    cuda(*[(30 * MIB, 40 * MIB)] * (fails_in_step - 1), (70 * MIB, 90 * MIB))
+    fake_cuda(*[(30 * MIB, 40 * MIB)] * (fails_in_step - 1), (70 * MIB, 90 * MIB))
     run = lab.measure(failing)
     assert run.oom.requested_bytes == 2 * GIB
-    assert run.oom.capacity_bytes is None or run.oom.capacity_bytes == 16 * GIB
+    assert run.oom.capacity_bytes is None
     assert (run.oom.step, len(run.losses)) == (fails_in_step, fails_in_step - 1)
     assert run.oom.live_bytes == 70 * MIB == sum(run.oom.by_category.values())
     assert run.peak_bytes == 70 * MIB == run.step_peaks_bytes[-1]
     assert (run.reserved_bytes, run.fits) == (90 * MIB, False)
     if fails_in_step < 3:  # tracked
-        assert (run.oom.module, run.oom.phase, run.oom.operator) == ("1", "forward", "explode") or (
-            run.oom.module.endswith(".1") and run.oom.phase == "forward"
-        )
+        assert (run.oom.phase, run.oom.operator) == ("forward", "explode")
+        assert run.oom.module.endswith("1")
         assert run.oom.by_category["weights"] > 0
     everything_is_gone()
 
 
-def test_pretending_on_cuda_caps_the_real_allocator(cuda):
-    fake = cuda(*[(30 * MIB, 40 * MIB)] * 5)
+def test_pretending_on_cuda_caps_the_real_allocator(fake_cuda):
+    fake = fake_cuda(*[(30 * MIB, 40 * MIB)] * 5)
     with lab.pretend("t4"):
         run = lab.measure(on_gpu)
         assert fake.calls[-1] != ("cap", 1.0)

@@ -1,15 +1,14 @@
 """Models by name: the table against published counts, building, precisions, checkpointing."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from labkit import models
-from labkit.memory import InputError
+from labkit import values
+from labkit.models import catalogue, precisions, text
+from labkit.values import InputError
 
 # As the publishers' weight files say (safetensors metadata, shown on each model's page), apart
 # from the table on purpose: a typing error in models.toml would otherwise agree with itself.
@@ -29,7 +28,7 @@ PUBLISHED = {
 
 def tiny(**options):
     torch.manual_seed(0)
-    return models.model("SmolLM2-tiny", **{"layers": 2, **options})
+    return catalogue.model("SmolLM2-tiny", **{"layers": 2, **options})
 
 
 def step_gradients(model, ids):
@@ -39,64 +38,43 @@ def step_gradients(model, ids):
 
 
 def ids(rows=2, length=32):
-    return next(models.batches(device="cpu", batch_size=rows, seq_len=length))
+    return next(text.batches(device="cpu", batch_size=rows, seq_len=length))
 
 
 # --- the table -----------------------------------------------------------------------------------
 
 
-def test_the_table_has_the_published_models_and_one_of_ours():
-    assert set(models.MODELS) == {*PUBLISHED, "SmolLM2-tiny"}
+def parameter_count(name, **options):
+    return sum(p.numel() for p in catalogue.model(name, device="meta", **options).parameters())
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", catalogue.MODELS)
 def test_counts_are_the_published_ones(name):
-    assert models.parameter_count(name) == PUBLISHED[name] == models.model_info(name).parameters
-
-
-def test_our_own_model_has_the_count_it_claims():
-    claimed = models.model_info("SmolLM2-tiny").parameters
-    assert models.parameter_count("SmolLM2-tiny") == claimed
-
-
-@pytest.mark.parametrize("info", models.MODELS.values(), ids=lambda info: info.name)
-def test_each_entry_names_source_and_license(info):
+    info = catalogue.model_info(name)
+    assert parameter_count(name) == info.parameters == PUBLISHED.get(name, 2_755_008)
     assert "https://" in info.source or info.source.startswith("ours")
     assert info.license
 
 
 def test_fewer_layers_take_away_whole_layers():
-    full, two, one = (models.parameter_count("Llama-3.1-8B", layers=n) for n in (32, 2, 1))
-    assert full == PUBLISHED["Llama-3.1-8B"]
-    assert full - one == 31 * (two - one)
+    two, one = (parameter_count("Llama-3.1-8B", layers=n) for n in (2, 1))
+    assert PUBLISHED["Llama-3.1-8B"] - one == 31 * (two - one)
     # GPT-2 calls its layers n_layer; transformers knows both names.
-    assert models.config("GPT-2", layers=3).n_layer == 3
-    assert models.parameter_count("GPT-2", layers=1) < models.parameter_count("GPT-2", n_layer=2)
+    assert catalogue.config("GPT-2", layers=3).n_layer == 3
+    assert parameter_count("GPT-2", layers=1) < parameter_count("GPT-2", n_layer=2)
 
 
 def test_a_config_is_a_fresh_copy():
-    first = models.config("Llama-3.2-1B")
+    first = catalogue.config("Llama-3.2-1B")
     first.hidden_size = 1
     first.rope_parameters["factor"] = 1.0
-    assert models.config("Llama-3.2-1B").hidden_size == 2048
-    assert models.config("Llama-3.2-1B").rope_parameters["factor"] == 32.0
+    assert catalogue.config("Llama-3.2-1B").hidden_size == 2048
+    assert catalogue.config("Llama-3.2-1B").rope_parameters["factor"] == 32.0
 
 
 def test_one_models_dtype_does_not_stick_to_the_next():
     assert tiny(dtype=torch.bfloat16).dtype == torch.bfloat16
     assert tiny().dtype == torch.float32
-
-
-def test_a_models_info_cannot_be_changed():
-    with pytest.raises(TypeError):
-        models.model_info("GPT-2").config["n_layer"] = 1
-    with pytest.raises(TypeError):
-        models.MODELS["x"] = models.model_info("GPT-2")
-
-
-def test_the_table_is_read_without_transformers():
-    code = "import sys, labkit.models; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- building ------------------------------------------------------------------------------------
@@ -112,43 +90,31 @@ def test_a_model_is_ready_to_train():
     assert all(gradient is not None for gradient in gradients)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", catalogue.MODELS)
 def test_every_architecture_trains_a_step_on_fake_tensors_without_a_warning(name):
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = models.model(name, layers=1, dtype=torch.bfloat16)
-        [tokens] = models.batches(device="cpu", batch_size=2, seq_len=64, steps=1)
+        model = catalogue.model(name, layers=1, dtype=torch.bfloat16)
+        [tokens] = text.batches(device="cpu", batch_size=2, seq_len=64, steps=1)
         loss, gradients = step_gradients(model, tokens)
     assert isinstance(loss, FakeTensor)
     assert {g.dtype for g in gradients} == {torch.bfloat16}
     assert model.loss_type == "ForCausalLM"  # else transformers logs a complaint
 
 
-def test_eight_billion_parameters_on_fake_tensors():
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = models.model("Llama-3.1-8B", dtype=torch.bfloat16)
-        [tokens] = models.batches(device="cpu", batch_size=1, seq_len=4096, steps=1)
-        assert isinstance(tokens, FakeTensor)
-        assert isinstance(model(input_ids=tokens, labels=tokens).loss, FakeTensor)
-    assert all(isinstance(p, FakeTensor) for p in model.parameters())
-    assert sum(p.nbytes for p in model.parameters()) == 2 * PUBLISHED["Llama-3.1-8B"]
-
-
 def test_both_attentions_agree():
     sdpa, eager = tiny(attention="sdpa"), tiny(attention="eager")
-    assert (sdpa.config._attn_implementation, eager.config._attn_implementation) == (
-        "sdpa",
-        "eager",
-    )
+    assert sdpa.config._attn_implementation == "sdpa"
+    assert eager.config._attn_implementation == "eager"
     torch.testing.assert_close(step_gradients(sdpa, ids())[0], step_gradients(eager, ids())[0])
 
 
 def test_the_small_model_learns_in_twenty_steps():
     torch.manual_seed(0)
-    model = models.model("SmolLM2-tiny")
+    model = catalogue.model("SmolLM2-tiny")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
-    for tokens in models.batches(device="cpu", batch_size=4, seq_len=128, steps=20):
+    for tokens in text.batches(device="cpu", batch_size=4, seq_len=128, steps=20):
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         optimizer.step()
@@ -163,30 +129,25 @@ def test_the_small_model_learns_in_twenty_steps():
     [
         ({"name": "lama-3.2-1b"}, "Did you mean 'Llama-3.2-1B'"),
         ({"device": "cdua"}, "'cdua'"),
-        ({"device": None, "layers": 0}, "layers must be from 1"),
-        ({"layers": 2.5}, "2.5"),
-        ({"dtype": torch.int8}, "torch.int8"),
+        ({"layers": 0}, "layers must be from 1"),
         ({"dtype": "bf16"}, "'bf16'"),
         ({"attention": "flash"}, "sdpa, eager"),
         ({"hidden_sise": 64}, "Did you mean 'hidden_size'"),
         ({"hidden_size": "64"}, "'64'"),
-        ({"hidden_size": -64}, "hidden_size must be from 1"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'"),
+        ({"hidden_size": -192}, "cannot be built with this config"),
         ({"num_attention_heads": 5}, "num_attention_heads=5"),
-        ({"num_key_value_heads": 2}, "2 key-value heads"),
-        ({"dtype_": 1}, "unknown config field"),
     ],
 )
 def test_bad_arguments_get_a_sentence(arguments, says):
     name = arguments.pop("name", "SmolLM2-tiny")
     with pytest.raises(InputError) as error:
-        models.model(name, **arguments)
+        catalogue.model(name, **arguments)
     assert says in str(error.value)
 
 
 def test_capitals_are_forgiven():
-    assert models.model_info("gpt-2") is models.model_info("GPT-2")
-    assert models.model_info("llama_3.1_8b").name == "Llama-3.1-8B"
+    assert catalogue.model_info("gpt-2") is catalogue.model_info("GPT-2")
+    assert catalogue.model_info("llama_3.1_8b").name == "Llama-3.1-8B"
 
 
 # --- precision -----------------------------------------------------------------------------------
@@ -195,21 +156,17 @@ def test_capitals_are_forgiven():
 def test_every_precision_says_what_weights_and_products_are():
     left, right = torch.ones(2, 2), torch.ones(2, 2)
     seen = {}
-    for precision in models.PRECISIONS:
-        with models.autocast("cpu", precision):
-            seen[precision] = (models.dtype_of(precision), (left @ right).dtype)
+    for precision in values.PRECISIONS:
+        with precisions.autocast("cpu", precision):
+            seen[precision] = (precisions.dtype_of(precision), (left @ right).dtype)
     assert seen == {
         "fp32": (torch.float32, torch.float32),
         "amp-fp16": (torch.float32, torch.float16),
         "amp-bf16": (torch.float32, torch.bfloat16),
         "bf16": (torch.bfloat16, torch.float32),  # no autocast: inputs decide
     }
-
-
-@pytest.mark.parametrize("ask", [models.dtype_of, lambda p: models.autocast("cpu", p)])
-def test_an_unknown_precision_gets_a_sentence(ask):
     with pytest.raises(InputError, match="Did you mean 'amp-fp16'"):
-        ask("amp-fp1")
+        precisions.autocast("cpu", "amp-fp1")
 
 
 # --- checkpointing -------------------------------------------------------------------------------
@@ -236,31 +193,28 @@ def test_checkpointing_keeps_gradients_to_the_bit_and_fewer_activations():
     model = tiny()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        models.checkpointing(model)
+        catalogue.checkpointing(model)
     loss_again, gradients_again = step_gradients(model, ids())
     assert torch.equal(loss, loss_again)
     assert all(map(torch.equal, gradients, gradients_again))
     assert 0 < forward_saves(model) < plain_bytes / 2
 
-    models.checkpointing(model, False)
+    catalogue.checkpointing(model, False)
     assert forward_saves(model) == plain_bytes
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_checkpointing_finds_the_switch_of_older_releases(on):
+def test_checkpointing_finds_the_switch_of_older_releases():
     calls = []
 
     class Older(torch.nn.Module):
         def gradient_checkpointing_enable(self, options):
-            calls.append(("enable", options))
+            calls.append(options)
 
         def gradient_checkpointing_disable(self):
-            calls.append(("disable", None))
+            calls.append("off")
 
-    models.checkpointing(Older(), on)
-    assert calls == [("enable", {"use_reentrant": False}) if on else ("disable", None)]
-
-
-def test_a_model_without_the_switch_gets_a_sentence():
+    catalogue.checkpointing(Older())
+    catalogue.checkpointing(Older(), False)
+    assert calls == [{"use_reentrant": False}, "off"]
     with pytest.raises(InputError, match="Linear has no checkpointing switch"):
-        models.checkpointing(torch.nn.Linear(1, 1))
+        catalogue.checkpointing(torch.nn.Linear(1, 1))

@@ -1,18 +1,14 @@
-import re
-
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
-from hypothesis import given
-from hypothesis import strategies as st
 from lesson_files import MACHINE, notebook, result
 from nbformat.v4 import new_output
 
-from labkit import claims, report, session
-from labkit.check import WIDGET_STATE
-from labkit.memory import InputError
-from labkit.outcomes import Outcome
-from labkit.results import RESULT_MIME
+from labkit.course import claims, report, session, verdicts
+from labkit.course.check import WIDGET_STATE
+from labkit.course.outcomes import Outcome
+from labkit.course.results import RESULT_MIME
+from labkit.values import InputError
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -40,17 +36,15 @@ def outcome(**changes):
 
 def test_the_report_shows_lessons_timings_verdicts_and_every_notebook(tmp_path):
     claim = next(c for c in claims.all_claims().values() if c.unit == "share" and c.needs == "any")
-    judgement = session.judgement_record(claims.judge(claim.id, 0.123, "simulated for T4"))
+    judgement = session.judgement_record(verdicts.judge(claim.id, 0.123, "simulated for T4"))
     executed(tmp_path, html_output("<b>a picture</b>"), judgements=(judgement,))
     other = Outcome("07", "07_more", "More", "failed", ("it broke",), 1.0)
     page = report.report(tmp_path, [outcome(host_peak_bytes=812 << 20), other]).read_text()
-    assert '<td class="number">812 MiB</td>' in page
-    assert '<td class="number">–</td>' in page
-    for text in ("12.3", "What does it save?", "12.3 %", "simulated for T4", "it broke"):
-        assert text in page
-    assert judgement["verdict"] in page
-    assert f"<td>{' '.join(claim.sources)}</td>" in page
     assert "<b>a picture</b>" in page
+    cells = [cell.text for cell in BeautifulSoup(page, "html.parser").select("main > div tr > *")]
+    shown = {"06 What does it save?", "✓ passed", "12.3", "812 MiB", "✗ failed", "–", "it broke"}
+    judged = {"12.3 %", judgement["verdict"], "simulated for T4", " ".join(claim.sources)}
+    assert shown | judged <= set(cells)
     assert "1 of 2 lessons passed, 13 seconds of work, on Test CPU." in page
 
 
@@ -62,29 +56,6 @@ def test_values_are_escaped(tmp_path):
     assert "<script" not in page
     assert "<img" not in page
     assert page.count("&lt;script&gt;alert(1)") >= 5
-
-
-def test_nothing_is_fetched_and_nothing_runs(tmp_path):
-    shown = (
-        '<link rel="stylesheet" href="https://x.org/a.css"><script src="https://x.org/a.js">'
-        '</script><iframe src="https://x.org"></iframe><img alt="badge" src="https://x.org/b.svg">'
-        '<img src="data:image/png;base64,AAAA"><p onclick="go()" style="background:'
-        'url(https://x.org/c.png)">text</p><style>@import url("https://x.org/d.css");'
-        '.a{background:url(https://x.org/e.png)}</style><a href="java\nscript:go()">click</a>'
-        '<a href="https://pytorch.org">a plain link may stay</a><video poster="//x.org/f.png">'
-        "</video><object data='https://x.org/g'></object>"
-    )
-    js = new_output("display_data", data={"application/javascript": "go()", "text/plain": "js"})
-    executed(tmp_path, html_output(shown), js)
-    page = report.report(tmp_path, [outcome()]).read_text()
-    assert "x.org" not in page
-    assert "<script" not in page
-    assert "onclick" not in page
-    assert "script:go" not in page.replace("\n", "")
-    assert "badge" in page
-    assert "data:image/png;base64,AAAA" in page
-    assert "https://pytorch.org" in page
-    assert not re.search(r"""<link|src=["'](?!data:)|@import|url\((?!data:)""", page)
 
 
 def test_widgets_show_what_they_held(tmp_path):
@@ -120,20 +91,6 @@ def test_a_folder_without_outcomes_is_refused(tmp_path):
     (tmp_path / "06_saving.json").write_text('{"number": 6}')
     with pytest.raises(InputError, match=r"06_saving\.json is not an outcome"):
         report.report(tmp_path)
-
-
-def test_an_outcome_cannot_point_outside_its_folder(tmp_path):
-    record = '{"number": "06", "name": "a", "title": "a", "status": "passed", "problems": [],'
-    (tmp_path / "a.json").write_text(record + '"notebook": "../../etc/passwd"}')
-    with pytest.raises(InputError, match="wrong kind"):
-        report.report(tmp_path)
-
-
-@given(st.text(alphabet="<>scriptimg\"'=/ onload:javadt&;#x0\n", max_size=60))
-def test_no_text_gets_a_script_or_a_handler_through(text):
-    for tag in BeautifulSoup(report.sanitise(text), "html.parser").find_all(True):
-        assert tag.name != "script"
-        assert not any(name.startswith("on") for name in tag.attrs)
 
 
 def test_formulas_become_mathml_and_broken_ones_stay_text():

@@ -7,21 +7,24 @@ import rank_jobs
 from transformers import LlamaConfig
 
 import labkit as lab
-from labkit import candidates
-from labkit.catalogue import GPUS
-from labkit.estimates import recipe_log
-from labkit.memory import InputError
-from labkit.recipes import Recipe
+from labkit.hardware.catalogue import GPUS
+from labkit.plan import candidates
+from labkit.plan.estimate import recipe_log
+from labkit.plan.recipe import Recipe
+from labkit.plan.shapes import shapes_of
+from labkit.values import InputError
 
-CARD = GPUS["h100"]
+H100 = GPUS["h100"]
 CONFIG = LlamaConfig(
-    hidden_size=64, intermediate_size=96, num_hidden_layers=7, num_attention_heads=4,
-    num_key_value_heads=2, vocab_size=512,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=7,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=512,
+)
 RECIPES = {
-    "plain": {},
-    "bf16 units": {"precision": "amp-bf16"},
-    "bf16, SGD": {"precision": "bf16", "optimizer": "sgd"},
+    "bf16 units": {"precision": "amp-bf16", "optimizer": "sgd"},
     "checkpointing, chunked loss": {"checkpointing": True, "chunked_loss": True},
     "on the host": {"offload": "weights", "checkpointing": True},
     "accumulated": {"accumulate": 3},
@@ -32,21 +35,24 @@ RECIPES = {
 @pytest.mark.parametrize("settings", RECIPES.values(), ids=RECIPES)
 def test_extended_and_whole_trace_agree(settings):
     recipe = Recipe(batch_size=2, seq_len=32, ranks=8, **settings)
-    found, whole = (recipe_log(CONFIG, recipe, CARD, exact=exact) for exact in (False, True))
+    found, whole = (recipe_log(CONFIG, recipe, H100, exact=exact) for exact in (False, True))
     assert (found.exact, whole.exact) == (False, True)
-    assert found.log[2:] == whole.log[2:]  # flops, bytes moved, bytes sent
+    assert found.log.step_work == whole.log.step_work
     for device in ("cpu:0", "cpu"):
         made, traced = (log.trace.peak(device) for log in (found.log, whole.log))
         assert made.by_category == traced.by_category
 
 
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "tied"),
     [
-        {},
-        {"checkpointing": True, "chunked_loss": True},
-        {"lora": 4, "optimizer": "sgd", "accumulate": 2},
+        ({}, True),
+        pytest.param(
+            {"checkpointing": True, "chunked_loss": True}, True, marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            {"lora": 4, "optimizer": "sgd", "accumulate": 2}, False, marks=pytest.mark.nightly
+        ),
     ],
     ids=["plain", "checkpointing, chunked loss", "LoRA"],
 )
@@ -85,54 +91,25 @@ def test_states_are_divided_and_frozen_weights_too():
 
 def test_estimate_says_what_is_sent():
     found = lab.estimate("SmolLM2-135M", gpu="t4", ranks=4)
-    parameters = candidates.sizes_of(lab.models.config("SmolLM2-135M")).parameters
+    parameters = lab.model_info("SmolLM2-135M").parameters
     # Gathered for forward, again for backward (but for the root and the last layer), summed once.
     most = 3 * 4 * parameters * 3 // 4
-    assert 0.7 * most < found.sent_bytes < most
-    from labkit.planning_text import estimate_text
-
-    assert "sends" in estimate_text(found)
-    assert found.to_dict()["sent_bytes"] == found.sent_bytes
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"precision": "amp-fp16"}, "gradient scaler"),
-        ({"optimizer": "adamw8bit"}, "its own part"),
-        ({"optimizer": "adafactor"}, "its own part"),
-        ({"quantize": "nf4", "lora": 8}, "cut by rows"),
-        ({"optimizer_in_backward": True}, "summed it"),
-        ({"offload": "activations"}, "shares as a whole"),
-        ({"offload": "optimizer"}, "shares as a whole"),
-        ({"ranks": 0}, "ranks must be"),
-        ({"ranks": 10**6}, "ranks must be"),
-        ({"ranks": True}, "ranks must be"),
-    ],
-)
-def test_contradictions(settings, message):
-    with pytest.raises(InputError, match=message):
-        Recipe(**{"ranks": 2, **settings})
+    sent_bytes = found.run.sent_bytes
+    assert 0.7 * most < sent_bytes < most
+    assert f"Each GPU sends {sent_bytes / 1e9:.4g} GB" in str(found)
+    assert found.to_dict()["sent_bytes"] == sent_bytes
 
 
 def test_a_recipe_for_many_is_not_run_by_one():
-    experiment = Recipe(ranks=2).experiment("SmolLM2-tiny")
-    with pytest.raises(InputError, match=r"shares a model among 2 ranks, and here there is one"):
+    experiment = lab.training("SmolLM2-tiny", Recipe(ranks=2))
+    with pytest.raises(InputError, match="shares a model among 2 ranks, not 1"):
         lab.simulate(experiment)
-    with pytest.raises(InputError, match="here there are 4"):
-        lab.simulate(experiment, ranks=4)
-
-
-def test_json_there_and_back():
-    recipe = Recipe(ranks=8, precision="amp-bf16")
-    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
-    assert "sharded over 8" in str(recipe)
 
 
 # --- advice ---------------------------------------------------------------------------------------
 
 
-def test_several_cards_may_share_what_one_cannot_hold():
+def test_several_gpus_may_share_what_one_cannot_hold():
     alone = lab.advise("Llama-3.2-1B", "t4", only="full")
     shared = lab.advise("Llama-3.2-1B", "t4", gpus=4, only="full")
     assert "same" not in alone.best or alone.best["same"].recipe.offload != "none"
@@ -143,10 +120,10 @@ def test_several_cards_may_share_what_one_cannot_hold():
 
 
 def test_bounds_that_need_no_simulation_are_bounds():
-    sizes = candidates.sizes_of(CONFIG)
-    for way in candidates.ways(CARD, 32, None)[::3]:
-        for rung in candidates.rungs(way, CARD, 8):
-            least = candidates.least_bytes(rung, sizes, 8)
-            if rung.ranks > 1:
-                found = lab.estimate(CONFIG, gpu=CARD, recipe=rung)
+    shapes = shapes_of(CONFIG)
+    for configuration in candidates.configurations(H100, 32, None)[::3]:
+        for level in candidates.levels(configuration, H100, 8):
+            least = candidates.least_bytes(level, shapes, 8)
+            if level.ranks > 1:
+                found = lab.estimate(CONFIG, gpu=H100, recipe=level)
                 assert least <= found.peak_reserved_bytes

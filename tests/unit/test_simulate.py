@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import labkit as lab
-from labkit.catalogue import gpu
-from labkit.fake_mode import GPU_DEVICE, fake_tensors
+from labkit.fake.mode import GPU_DEVICE, fake_tensors
+from labkit.hardware.catalogue import gpu
 
 
 def test_another_device_is_refused_with_a_sentence():
     def stubborn(device):
-        weight = torch.randn(8, 8, device="cuda", requires_grad=True)
+        weight = torch.randn(8, 8, device="xpu", requires_grad=True)
         yield (weight * 2).sum()
 
     with pytest.raises(lab.InputError, match="Use the device that it is given"):
@@ -68,27 +68,6 @@ def test_a_closure_that_asks_nothing_is_simulated():
     assert lab.simulate(closure_step(torch.optim.SGD, ask=False)).peak_bytes > 0
 
 
-@pytest.mark.parametrize("unscale", [False, True])
-def test_a_grad_scaler_finds_no_infinity(unscale):
-    def scaled(device):
-        layer = nn.Linear(64, 64, device=device)
-        optimizer = torch.optim.AdamW(layer.parameters())
-        scaler = torch.amp.GradScaler(device.type)
-        while True:
-            with torch.autocast(device.type, dtype=torch.float16):
-                loss = layer(torch.randn(4, 64, device=device)).float().square().mean()
-            scaler.scale(loss).backward()
-            if unscale:
-                scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            yield loss
-
-    run = lab.simulate(scaled, gpu="t4", steps=3)
-    assert run.bytes_of("optimizer") >= 2 * 4 * 64 * 65
-
-
 def test_a_partial_has_a_name_and_keyword_arguments_are_recorded():
     def flexible(device, **settings):
         yield torch.zeros(settings["batch_size"]).sum()
@@ -108,25 +87,17 @@ def on_gpu(*size):
 
 MADE_ON_THE_GPU = {
     "tensor": lambda: torch.tensor([1.0, 2.0], device=GPU_DEVICE),
-    "tensor of a number": lambda: torch.tensor(3.0, device=GPU_DEVICE),
     "tensor with a type": lambda: torch.tensor([[1], [2]], dtype=torch.long, device="cpu:0"),
     "as_tensor": lambda: torch.as_tensor([1.0, 2.0], device=GPU_DEVICE),
-    "as_tensor of numpy": lambda: torch.as_tensor(np.zeros(2), device=GPU_DEVICE),
-    "as_tensor of its own": lambda: torch.as_tensor(on_gpu(3)),
     "asarray": lambda: torch.asarray([1.0, 2.0], device=GPU_DEVICE),
     "new_tensor": lambda: on_gpu(2).new_tensor([1.0, 2.0]),
     "new_tensor from the host": lambda: torch.zeros(2).new_tensor([1.0, 2.0], device=GPU_DEVICE),
     "new_zeros": lambda: on_gpu(2).new_zeros(3),
-    "new_full": lambda: on_gpu(2).new_full((3,), 1.0),
     "arange": lambda: torch.arange(4, device=GPU_DEVICE),
-    "linspace": lambda: torch.linspace(0, 1, 3, device=GPU_DEVICE),
     "randn": lambda: torch.randn(4, generator=None, device=GPU_DEVICE),
     "randn of a generator": lambda: torch.randn(
         4, generator=torch.Generator(GPU_DEVICE), device=GPU_DEVICE
     ),
-    "randint": lambda: torch.randint(0, 4, (3,), device=GPU_DEVICE),
-    "full": lambda: torch.full((3,), 1.0, device=GPU_DEVICE),
-    "eye": lambda: torch.eye(3, device=GPU_DEVICE),
     "zeros_like": lambda: torch.zeros_like(on_gpu(3)),
     "zeros_like of the host's": lambda: torch.zeros_like(torch.zeros(3), device=GPU_DEVICE),
     "a default device": lambda: within(GPU_DEVICE, lambda: torch.zeros(3)),
@@ -147,7 +118,6 @@ MADE_ON_THE_HOST = {
     "randn": lambda: torch.randn(3),
     "cpu": lambda: on_gpu(3).cpu(),
     "to": lambda: on_gpu(3).to("cpu"),
-    "to, in its own time": lambda: on_gpu(3).to("cpu", non_blocking=True),
     "new_tensor": lambda: on_gpu(3).new_tensor([1.0], device="cpu"),
     "pinned": lambda: torch.empty(3, pin_memory=True),
     "copied into": lambda: torch.zeros(3).copy_(on_gpu(3)),
@@ -156,9 +126,7 @@ MADE_ON_THE_HOST = {
 MIXED = {
     "sum": lambda: on_gpu(3) + torch.zeros(3),
     "sum in place": lambda: on_gpu(3).add_(torch.zeros(3)),
-    "product": lambda: on_gpu(3, 3) @ torch.zeros(3, 3),
     "cat": lambda: torch.cat([on_gpu(3), torch.zeros(3)]),
-    "where": lambda: torch.where(on_gpu(3) > 0, on_gpu(3), torch.zeros(3)),
     "layer": lambda: nn.Linear(3, 3)(on_gpu(3)),
     "tokens": lambda: nn.Embedding(3, 3).to(GPU_DEVICE)(torch.zeros(2, dtype=torch.long)),
     "targets": lambda: F.cross_entropy(on_gpu(2, 3), torch.zeros(2, dtype=torch.long)),
@@ -250,11 +218,6 @@ def test_what_is_saved_on_the_host_is_counted_there(how):
     assert kept_bytes(plain) == 2 * 3 * activation  # the weight is where it was
 
 
-def test_a_simulated_cpu_has_one_device():
-    run = lab.simulate(saving, how="plain")
-    assert {storage.device for storage in run.trace.storages} == {"cpu"}
-
-
 def test_a_simulated_loop_that_keeps_nothing_does_not_grow():
     def train(device, steps=4):
         model = lab.model("SmolLM2-tiny", device=device, layers=1)
@@ -263,6 +226,6 @@ def test_a_simulated_loop_that_keeps_nothing_does_not_grow():
             yield torch.zeros(())
 
     trace = lab.simulate(train, gpu="t4", steps=4).trace
-    third, fourth = (mark.index for mark in trace.marks[-2:])
+    third, fourth = trace.step_starts[-2:]
     held = [sum(s.nbytes for s in trace.live_at(index - 1)) for index in (third, fourth)]
     assert held[0] == held[1]

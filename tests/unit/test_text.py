@@ -6,12 +6,10 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from labkit import text
-from labkit.memory import InputError
-from labkit.text import batches, corpus
+from labkit.models import text
+from labkit.models.text import batches, corpus
+from labkit.values import InputError
 
 
 def first(count=1, **options):
@@ -30,15 +28,9 @@ def test_the_splits_are_code_and_share_no_file():
     assert len(shared) < 0.1 * len(lines)
 
 
-def test_a_file_belongs_to_one_split_for_ever():
-    assert text._split_of("argparse.py") == "train"
-    assert text._split_of("bisect.py") == text._split_of("bisect.py")
-    assert {text._split_of(f"{n}.py") for n in range(100)} == {"train", "test"}
-
-
 def test_another_process_sees_the_same_batches():
     code = (
-        "from labkit.text import batches;"
+        "from labkit.models.text import batches;"
         "print(next(batches(device='cpu', batch_size=2, seq_len=16, seed=3)).tolist())"
     )
     output = subprocess.run(
@@ -58,24 +50,20 @@ def test_undecodable_and_local_files_are_left_out(tmp_path, monkeypatch):
         text._read_corpus.__wrapped__("test")
 
 
-@given(
-    batch_size=st.integers(1, 5),
-    seq_len=st.integers(1, 300),
-    seed=st.integers(-5, 5),
-    split=st.sampled_from(text.SPLITS),
-)
-@settings(max_examples=25)
-def test_batches_are_pieces_of_the_corpus(batch_size, seq_len, seed, split):
-    [batch] = first(batch_size=batch_size, seq_len=seq_len, seed=seed, split=split)
-    assert batch.shape == (batch_size, seq_len)
-    assert batch.dtype == torch.int64
+@pytest.mark.parametrize("split", text.SPLITS)
+def test_batches_are_pieces_of_the_corpus(split):
     data = corpus(split).encode()
-    assert all(bytes(row) in data for row in batch.tolist())
+    for batch_size, seq_len in ((1, 1), (5, 300)):
+        [batch] = first(batch_size=batch_size, seq_len=seq_len, split=split)
+        assert batch.shape == (batch_size, seq_len)
+        assert batch.dtype == torch.int64
+        assert all(bytes(row) in data for row in batch.tolist())
 
 
 def test_the_seed_decides_and_nothing_else():
     torch.manual_seed(1)
-    once = first(3, seed=7)
+    once = first(4, seed=7, steps=3)
+    assert len(once) == 3
     state = torch.get_rng_state()
     torch.manual_seed(2)
     again = first(3, seed=7)
@@ -86,16 +74,8 @@ def test_the_seed_decides_and_nothing_else():
     assert torch.equal(state, torch.get_rng_state())  # torch's own generator was not touched
 
 
-def test_steps_end_it():
-    assert len(list(batches(device="cpu", batch_size=1, seq_len=4, steps=3))) == 3
-    assert len(first(5, steps=None)) == 5
-
-
 class Words:
     """A tokenizer of words: ids are their lengths."""
-
-    def __len__(self):
-        return 1000
 
     def __call__(self, piece, add_special_tokens):
         assert not add_special_tokens
@@ -114,14 +94,11 @@ def test_a_tokenizers_ids_fill_whole_rows():
     ("options", "says"),
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": "8"}, "batch_size"),
         ({"seq_len": -1}, "seq_len"),
         ({"seq_len": 1 << 30}, "the corpus in bytes"),
         ({"seed": 1.5}, "seed"),
         ({"steps": 0}, "steps"),
         ({"split": "trian"}, "Did you mean 'train'"),
-        ({"vocab_size": 100}, "at least 256"),
-        ({"vocab_size": 256, "tokenizer": Words()}, "at least 1000"),
     ],
 )
 def test_bad_arguments_are_refused_at_the_call(options, says):

@@ -1,4 +1,4 @@
-"""Training scripts: those generated run as they stand, train, save, and take what they promise."""
+"""Training scripts run as they are written, train, save, and take what their recipe takes."""
 
 import ast
 import contextlib
@@ -8,29 +8,35 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
 import labkit as lab
-from labkit import models, script_parts, train_script
-from labkit.memory import InputError
-from labkit.ranks import rank_environment
-from labkit.recipes import Recipe
+from labkit.distributed.launch import rank_environment
+from labkit.models import catalogue
+from labkit.plan import script
+from labkit.plan.recipe import Recipe
+from labkit.values import InputError
 
-SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+SIZE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
 SHAPE = {"batch_size": 2, "seq_len": 32}
 RECIPES = {
     "plain": Recipe(**SHAPE),
     "bf16, checkpointing, 8-bit": Recipe(
         precision="bf16", checkpointing=True, optimizer="adamw8bit", **SHAPE
     ),
-    "paged": Recipe(optimizer="paged-adamw8bit", **SHAPE),
-    "lora": Recipe(lora=4, **SHAPE),
-    "lora on two layers": Recipe(lora=4, lora_targets=("q_proj", "v_proj"), **SHAPE),
+    "lora on two layers": Recipe(
+        lora=4, lora_targets=("q_proj", "v_proj"), attention="eager", **SHAPE
+    ),
     "qlora": Recipe(lora=4, quantize="nf4-double", checkpointing=True, chunked_loss=True, **SHAPE),
     "int8 lora": Recipe(lora=4, quantize="int8", **SHAPE),
     "in backward": Recipe(optimizer_in_backward=True, optimizer="adafactor", **SHAPE),
@@ -40,8 +46,9 @@ RECIPES = {
     "weights on the host": Recipe(
         offload="weights", checkpointing=True, precision="amp-bf16", **SHAPE
     ),
-    "amp-fp16": Recipe(precision="amp-fp16", accumulate=2, **SHAPE),
-    "eager": Recipe(attention="eager", **SHAPE),
+    "amp-fp16, paged": Recipe(
+        precision="amp-fp16", accumulate=2, optimizer="paged-adamw8bit", **SHAPE
+    ),
 }
 
 
@@ -54,7 +61,7 @@ def tiny(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     torch.manual_seed(0)
-    models.model("SmolLM2-135M", **SIZE).save_pretrained(folder)
+    catalogue.model("SmolLM2-135M", **SIZE).save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -78,16 +85,16 @@ def losses(printed):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_script_trains_and_saves(name, tiny, tmp_path, monkeypatch, capsys):
     recipe = RECIPES[name]
-    path = train_script.write_script(tmp_path / "train.py", recipe, model=tiny)
+    path = script.write_script(tmp_path / "train.py", recipe, model="SmolLM2-135M")
     text = path.read_text(encoding="utf-8")
-    assert "labkit" not in {
-        alias.name.partition(".")[0]
-        for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }  # fmt: skip
+    assert "import labkit" not in text
+    assert "from labkit" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(text.splitlines()) <= 120
     rate = 0.05 if recipe.optimizer == "sgd" else 0.01
     out = tmp_path / "out"
-    run_script(path, monkeypatch, tiny.parent / "my.txt", "--steps", 4, "--lr", rate, "--out", out)
+    usual = [tiny.parent / "my.txt", "--model", tiny, "--steps", 4, "--lr", rate, "--out", out]
+    run_script(path, monkeypatch, *usual)
     found = losses(capsys.readouterr().out)
     assert len(found) == 4
     assert found[-1] < found[0]
@@ -113,44 +120,26 @@ def assert_loadable(out, recipe, tiny):
         assert len(changed) == len(before)
 
 
-@pytest.mark.parametrize(
-    "name", ["plain", "lora", "in backward", "chunked loss", "bf16, checkpointing, 8-bit"]
-)
-def test_a_script_takes_what_its_recipe_does(name, tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["plain", "in backward", "bf16, checkpointing, 8-bit"])
+def test_a_script_takes_what_its_recipe_takes(name, tiny, tmp_path, monkeypatch):
     recipe = RECIPES[name].but(batch_size=4, seq_len=64)
-    path = train_script.write_script(tmp_path / "train.py", recipe, model=tiny)
+    path = script.write_script(tmp_path / "train.py", recipe, model=tiny)
     gc.collect()
     with contextlib.redirect_stdout(None), lab.track(device="cpu") as tracker:
         run_script(path, monkeypatch, tiny.parent / "my.txt", "--steps", 2, "--out", tmp_path / "o")
         script_bytes = tracker.trace().peak_bytes
-    run = lab.simulate(recipe.experiment(tiny))
+    run = lab.simulate(lab.training(tiny, recipe))
     assert script_bytes == pytest.approx(run.peak_bytes, rel=0.02)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_script_is_short(name):
-    lines = train_script.script(RECIPES[name], model="SmolLM2-135M").splitlines()
-    assert max(map(len, lines)) <= 100
-    assert len(lines) <= 120
-
-
-def test_a_folder_of_any_name_is_the_model(tmp_path):
-    folder = tmp_path / 'мой "Modell" \U0001f600'
-    folder.mkdir()
-    (folder / "config.json").write_text(models.config("SmolLM2-tiny").to_json_string())
-    tree = ast.parse(train_script.script(Recipe(), model=str(folder)))
-    assert str(folder) in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_checkpoints_run_attention_again_under_its_kernel(ranks):
     """Backward is inside the block that names the kernel, or it would take another there."""
     recipe = Recipe(attention="flash", precision="amp-bf16", checkpointing=True, ranks=ranks)
-    tree = ast.parse(train_script.script(recipe, model="GPT-2"))
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)
-              and "FLASH_ATTENTION" in ast.unparse(node.items[0])]  # fmt: skip
-    assert len(blocks) == 1
-    assert "backward()" in ast.unparse(blocks[0])
+    tree = ast.parse(script.script(recipe, model="GPT-2"))
+    blocks = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.With)]
+    (flash,) = [block for block in blocks if "FLASH_ATTENTION" in block]
+    assert "backward()" in flash
 
 
 def test_the_chunked_loss_of_a_model_with_a_soft_cap(tiny, tmp_path, monkeypatch, capsys):
@@ -165,149 +154,134 @@ def test_the_chunked_loss_of_a_model_with_a_soft_cap(tiny, tmp_path, monkeypatch
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
     for name, chunked in (("whole", False), ("chunked", True)):
-        path = tmp_path / f"{name}.py"
-        train_script.write_script(
-            path, Recipe(chunked_loss=chunked, attention="eager", **SHAPE), model=folder
-        )
+        recipe = Recipe(chunked_loss=chunked, attention="eager", **SHAPE)
+        path = script.write_script(tmp_path / f"{name}.py", recipe, model=folder)
         out = tmp_path / name
         run_script(path, monkeypatch, tiny.parent / "my.txt", "--steps", 2, "--out", out)
     found = losses(capsys.readouterr().out)
     assert found[:2] == pytest.approx(found[2:], abs=2e-4)
 
-
-def test_a_model_whose_logits_the_chunked_loss_does_not_know(tiny, tmp_path, monkeypatch):
-    from transformers import AutoTokenizer
-
-    config = models.config("SmolLM2-135M", **SIZE)
-    config.logit_scale = 0.5
-    folder = tmp_path / "scaled"
-    models.model("SmolLM2-135M", **SIZE).save_pretrained(folder)
+    config.logit_scale = 0.5  # what the chunked loss does not know
     config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
-    path = train_script.write_script(tmp_path / "t.py", RECIPES["chunked loss"], model=tiny)
     with pytest.raises(SystemExit, match="the chunked loss does not know"):
-        run_script(path, monkeypatch, tiny.parent / "my.txt", "--model", folder)
+        run_script(path, monkeypatch, tiny.parent / "my.txt")
+    (tmp_path / "short.txt").write_text("abc")
+    with pytest.raises(SystemExit, match="has 3 tokens, and one row needs 32"):
+        run_script(path, monkeypatch, tmp_path / "short.txt")
 
 
-def test_a_script_holds_only_what_its_recipe_needs():
-    plain = train_script.script(RECIPES["plain"], model="GPT-2")
+def test_a_script_has_only_what_its_recipe_needs():
+    plain = script.script(RECIPES["plain"], model="GPT-2")
     for word in ("peft", "bitsandbytes", "checkpoint", "scaler", "autocast", "host", "ACCUMULATE"):
         assert word not in plain
     assert "BATCH_SIZE, SEQ_LEN = 2, 32" in plain
-    assert "bitsandbytes" in train_script.script(RECIPES["paged"], model="GPT-2")
 
 
-@pytest.mark.parametrize(
-    ("model", "default"),
-    [
-        ("gpt-2", '"--model", default="openai-community/gpt2"'),
-        ("SmolLM2-tiny", '"--model", required=True'),  # nobody has published its weights
-    ],
-)
-def test_where_the_weights_come_from(model, default):
-    assert default in train_script.script(Recipe(), model=model)
+def test_where_the_weights_come_from(tiny):
+    published = script.script(Recipe(), model="gpt-2")
+    assert '"--model", default="openai-community/gpt2"' in published
+    unpublished = script.script(Recipe(), model="SmolLM2-tiny")
+    assert '"--model", required=True' in unpublished
+    assert script.weights_of(tiny, "tiny") == str(tiny)
+    assert script.weights_of(tiny / "config.json", "tiny") == str(tiny)
+    assert script.weights_of(catalogue.config("GPT-2"), "GPT2") is None
 
 
-def test_a_folder_is_its_own_weights(tiny):
-    assert script_parts.weights_of(tiny) == str(tiny)
-    assert script_parts.weights_of(tiny / "config.json") == str(tiny)
-    assert script_parts.weights_of(models.config("GPT-2")) is None
-
-
-def test_a_folder_with_a_strange_name(tiny, tmp_path):
-    """A name is text in the script, never code."""
-    odd = tmp_path / 'a"""b\\ \'); import os #'
-    odd.mkdir()
-    (odd / "config.json").write_text((tiny / "config.json").read_text())
-    tree = ast.parse(train_script.script(Recipe(), model=odd))
-    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert str(odd) in constants
-    assert not any(isinstance(n, ast.Import) and n.names[0].name == "os" for n in ast.walk(tree))
+def test_a_layers_name_is_text_in_the_script_never_code():
+    """Folders of any name: test_hostile."""
+    target = "q'], task_type=print('no'))#\\"
+    tree = ast.parse(script.script(Recipe(lora=8, lora_targets=[target]), model="GPT-2"))
+    assert target in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
 
 def test_a_file_that_exists_is_left_alone(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("mine")
     with pytest.raises(InputError, match=r"train\.py exists"):
-        train_script.write_script(path, Recipe(), model="GPT-2")
+        script.write_script(path, Recipe(), model="GPT-2")
     assert path.read_text() == "mine"
     with pytest.raises(InputError, match="cannot be written"):
-        train_script.write_script(tmp_path / "no" / "x.py", Recipe(), model="GPT-2")
-
-
-def test_a_text_that_is_too_short(tiny, tmp_path, monkeypatch):
-    path = train_script.write_script(tmp_path / "train.py", RECIPES["plain"], model=tiny)
-    Path(tmp_path / "short.txt").write_text("abc")
-    with pytest.raises(SystemExit, match="has 3 tokens, and one row needs 32"):
-        run_script(path, monkeypatch, tmp_path / "short.txt")
-
-
-def test_names_of_layers_stay_names(tiny, tmp_path):
-    """A recipe may come from anybody's JSON: a target that holds quotes is a text, not code."""
-    target = "q'], task_type=print('no'))#\\"
-    recipe = Recipe.from_dict({"lora": 8, "lora_targets": [target], **SHAPE})
-    tree = ast.parse(train_script.script(recipe, model=tiny))
-    assert target in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        script.write_script(tmp_path / "no" / "x.py", Recipe(), model="GPT-2")
 
 
 # --- GPUs that share the model -------------------------------------------------------------------
 
 SHARED = {
     "plain": Recipe(ranks=2, **SHAPE),
-    "all savers": Recipe(
-        ranks=2, precision="amp-bf16", checkpointing=True, chunked_loss=True, offload="weights",
+    "everything": Recipe(
+        ranks=2,
+        precision="amp-bf16",
+        checkpointing=True,
+        chunked_loss=True,
+        offload="weights",
         **SHAPE,
     ),
     "lora": Recipe(ranks=2, lora=4, accumulate=2, checkpointing=True, **SHAPE),
     "sgd": Recipe(ranks=2, optimizer="sgd", attention="eager", **SHAPE),
-}  # fmt: skip
+}
 
 
 def start(path, folder, *arguments, nodes=1, port=0):
-    """Two ranks, on one "machine" or on as many, which then meet at a port of this one."""
+    """Start two ranks, on one "machine" or on two, which then meet at a port of this one."""
     where = f"127.0.0.1:{port}" if port else str(folder / "rendezvous")
     store = [] if port else ["--rdzv-conf=store_type=file"]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}",
-        f"--nproc-per-node={2 // nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={where}", *store,
-        "--rdzv-id=test", f"--log-dir={folder / 'logs'}", "--local-addr=127.0.0.1", str(path),
-    ]  # fmt: skip
+    options = [
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={2 // nodes}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={where}",
+        *store,
+        "--rdzv-id=test",
+        f"--log-dir={folder / 'logs'}",
+        "--local-addr=127.0.0.1",
+    ]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(path)]
+    command += map(str, arguments)
     environment = rank_environment(2, "gloo")
     del environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]  # these ranks meet as torchrun has them
-    return [
-        subprocess.Popen([*command, *map(str, arguments)], env=environment, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for _ in range(nodes)
-    ]  # fmt: skip
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return [subprocess.Popen(command, env=environment, **pipes) for _ in range(nodes)]
 
 
 def torchrun(path, folder, *arguments, **where):
-    """What two ranks printed until their end."""
+    """Return what two ranks printed until their end."""
     started = start(path, folder, *arguments, **where)
     printed = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(started), "\n".join(printed)
     return "".join(printed)
 
 
+def test_a_shared_script_trains_and_saves(tiny, tmp_path):
+    recipe = SHARED["everything"]
+    path = script.write_script(tmp_path / "train.py", recipe, model=tiny)
+    assert "import labkit" not in path.read_text(encoding="utf-8")
+    out = tmp_path / "out"
+    usual = [tiny.parent / "my.txt", "--lr", 0.01, "--save-every", 0, "--steps", 4, "--out", out]
+    found = losses(torchrun(path, tmp_path, *usual))
+    assert len(found) == 4
+    assert found[-1] < found[0]
+    assert_loadable(out, recipe, tiny)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SHARED)
-def test_a_shared_script_trains_saves_and_goes_on(name, tiny, tmp_path):
+def test_a_shared_script_goes_on_after_its_checkpoint(name, tiny, tmp_path):
     recipe = SHARED[name]
-    path = train_script.write_script(tmp_path / "train.py", recipe, model=tiny)
-    assert "labkit" not in path.read_text(encoding="utf-8").replace("Memory Lab's labkit", "")
+    path = script.write_script(tmp_path / "train.py", recipe, model=tiny)
     rate = 0.05 if recipe.optimizer == "sgd" else 0.01
     out = tmp_path / "out"
     usual = [tiny.parent / "my.txt", "--lr", rate, "--save-every", 2]
     whole = losses(torchrun(path, tmp_path, *usual, "--steps", 4, "--out", tmp_path / "whole"))
     assert len(whole) == 4
-    assert whole[-1] < whole[0]
     torchrun(path, tmp_path / "first", *usual, "--steps", 2, "--out", out)
     again = losses(torchrun(path, tmp_path / "second", *usual, "--steps", 4, "--out", out))
     assert again == whole[2:]
     assert_loadable(out, recipe, tiny)
 
 
+@pytest.mark.nightly
 def test_a_killed_run_goes_on(tiny, tmp_path):
-    path = train_script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
+    path = script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
     out = tmp_path / "out"
     usual = [tiny.parent / "my.txt", "--save-every", 2, "--out", out]
     (process,) = start(path, tmp_path / "first", *usual, "--steps", 10_000)
@@ -324,9 +298,10 @@ def test_a_killed_run_goes_on(tiny, tmp_path):
     assert steps == [f"step {done + 1}", f"step {done + 2}"]
 
 
+@pytest.mark.nightly
 def test_two_machines(tiny, tmp_path):
     """Two of torchrun's agents, which find each other by address, as on a cluster."""
-    path = train_script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
+    path = script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -336,11 +311,8 @@ def test_two_machines(tiny, tmp_path):
     assert two == one
 
 
-def test_a_shared_script_says_how_it_is_started(tiny, tmp_path):
-    path = train_script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
-    done = subprocess.run(
-        [sys.executable, str(path), str(tiny.parent / "my.txt")], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "start it with torchrun" in done.stderr
+def test_a_shared_script_says_how_it_is_started(tiny, tmp_path, monkeypatch):
+    path = script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
+    with pytest.raises(SystemExit, match="start it with torchrun"):
+        run_script(path, monkeypatch, tiny.parent / "my.txt")
     assert "torchrun --nproc-per-node 2" in path.read_text(encoding="utf-8")

@@ -1,34 +1,55 @@
-"""Each technique of a recipe: that it does what it says, and that simulating it tells the bytes."""
+"""Each technique of a recipe does what it says, and simulating it gives the bytes."""
 
-import copy
 import gc
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import labkit as lab
-from labkit import model_building, techniques
-from labkit.memory import Category, InputError
-from labkit.model_building import build_model
-from labkit.model_source import config_from_dict
-from labkit.recipes import Recipe
-from labkit.techniques import activations_on_host, chunked_loss
+from labkit.models.config import config_from_dict
+from labkit.plan import model_building, techniques
+from labkit.plan.model_building import build_model
+from labkit.plan.recipe import Recipe
+from labkit.plan.techniques import chunked_loss
+from labkit.plan.training import _Job
+from labkit.trace import Category
 from labkit.tracker import track
-from labkit.training import _Job
+from labkit.values import InputError
 
 CPU = torch.device("cpu")
-SIZES = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048}  # fmt: skip
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+}
 LLAMA = config_from_dict({"model_type": "llama", **SIZES})
 TIED = config_from_dict({"model_type": "llama", **SIZES, "tie_word_embeddings": True})
-GPT2 = config_from_dict({
-    "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512,
-    "n_positions": 128, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-})  # fmt: skip
-GEMMA2 = config_from_dict({
-    "model_type": "gemma2", **SIZES, "num_hidden_layers": 2, "head_dim": 32,
-    "final_logit_softcapping": 0.5,
-})  # fmt: skip
+GPT2 = config_from_dict(
+    {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 512,
+        "n_positions": 128,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+)
+GEMMA2 = config_from_dict(
+    {
+        **SIZES,
+        "model_type": "gemma2",
+        "num_hidden_layers": 2,
+        "head_dim": 32,
+        "final_logit_softcapping": 0.5,
+    }
+)
 SMALL = {"batch_size": 2, "seq_len": 24}
 
 
@@ -65,13 +86,6 @@ def trained(recipe, weights, batches, config=LLAMA):
     return losses, weights_of(model)
 
 
-def assert_same(actual, expected, **tolerance):
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(actual[name], value, msg=lambda m, n=name: f"{n}: {m}",
-                                   **tolerance)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def start():
     return weights_of(built(LLAMA, Recipe(**SMALL))[0])
@@ -81,31 +95,34 @@ def start():
 
 SIZE = {"batch_size": 4, "seq_len": 96}
 HALF = {"batch_size": 2, "seq_len": 32}  # half precision is slow on most CPUs
-ALL = [
-    {}, {"attention": "eager"}, {"optimizer": "sgd"}, {"optimizer": "adafactor"},
-    {"optimizer": "adamw8bit"}, {"optimizer": "paged-adamw8bit"},
-    {"optimizer_in_backward": True}, {"optimizer_in_backward": True, "optimizer": "adamw8bit"},
-    {"checkpointing": True}, {"accumulate": 3}, {"chunked_loss": True},
+QLORA = {"lora": 8, "quantize": "nf4-double", "checkpointing": True}
+HOSTED = {"offload": "weights", "checkpointing": True}
+RECIPES = [
+    {},
+    {"attention": "eager", "accumulate": 3},
+    {"optimizer": "adafactor", "offload": "activations"},
+    {"optimizer": "paged-adamw8bit"},
     {"chunked_loss": True, "checkpointing": True, "optimizer_in_backward": True},
-    {"offload": "activations"}, {"offload": "activations", "checkpointing": True},
-    {"offload": "optimizer"}, {"offload": "weights", "checkpointing": True},
-    {"offload": "weights", "checkpointing": True, "lora": 4},
-    {"lora": 8}, {"lora": 8, "lora_targets": ("q_proj", "v_proj"), "checkpointing": True},
-    {"lora": 8, "quantize": "nf4"}, {"lora": 8, "quantize": "nf4-double", "checkpointing": True},
+    {"offload": "optimizer"},
+    HOSTED,
+    {"lora": 8, "lora_targets": ("q_proj", "v_proj"), "checkpointing": True},
     {"lora": 8, "quantize": "int8"},
-    {"precision": "bf16", **HALF}, {"precision": "amp-bf16", **HALF},
-    {"precision": "amp-fp16", **HALF}, {"precision": "bf16", "attention": "flash", **HALF},
+    {"precision": "bf16", "attention": "flash", **HALF},
     {"precision": "amp-fp16", "offload": "optimizer", "accumulate": 2, **HALF},
-    {"precision": "bf16", "lora": 8, "quantize": "nf4-double", "checkpointing": True,
-     "optimizer": "paged-adamw8bit", **HALF},
-]  # fmt: skip
+    {"precision": "bf16", "optimizer": "paged-adamw8bit", **QLORA, **HALF},
+]
+MORE_RECIPES = [
+    {"optimizer": "sgd"},
+    {"optimizer_in_backward": True, "optimizer": "adamw8bit"},
+    {"lora": 4, **HOSTED},
+    {"lora": 8, "quantize": "nf4"},
+    {"precision": "amp-bf16", **HALF},
+]
+SLOW = [pytest.param(fields, marks=pytest.mark.nightly) for fields in MORE_RECIPES]
 
 
-@pytest.mark.filterwarnings("ignore:MatMul8bitLt", "ignore:.*[Pp]aged")
-@pytest.mark.parametrize("number", range(len(ALL)), ids=lambda n: str(Recipe(**SIZE | ALL[n])))
-def test_simulated_bytes_are_the_allocators(number):
-    recipe = Recipe(**SIZE | ALL[number])
-    experiment = recipe.experiment(LLAMA)
+def assert_simulated_as_measured(config, recipe):
+    experiment = lab.training(config, recipe)
     simulated = lab.simulate(experiment)
     gc.collect()
     truth = lab.measure(experiment, steps=2, track=False)
@@ -113,11 +130,15 @@ def test_simulated_bytes_are_the_allocators(number):
     assert all(0 < loss < 12 for loss in truth.losses)
 
 
+@pytest.mark.filterwarnings("ignore:MatMul8bitLt", "ignore:.*[Pp]aged")
+@pytest.mark.parametrize("fields", [*RECIPES, *SLOW], ids=lambda f: str(Recipe(**SIZE | f)))
+def test_simulated_bytes_are_the_allocators(fields):
+    assert_simulated_as_measured(LLAMA, Recipe(**SIZE | fields))
+
+
 @pytest.mark.parametrize("fields", [{"lora": 4, "quantize": "nf4"}, {"lora": 4}])
 def test_gpt2_with_its_own_kind_of_layer(fields):
-    experiment = Recipe(batch_size=2, seq_len=64, **fields).experiment(GPT2)
-    truth = lab.measure(experiment, steps=2, track=False)
-    assert lab.simulate(experiment).peak_bytes == pytest.approx(truth.peak_bytes, rel=0.01)
+    assert_simulated_as_measured(GPT2, Recipe(batch_size=2, seq_len=64, **fields))
 
 
 # --- the arithmetic: the same as without --------------------------------------------------------
@@ -131,18 +152,11 @@ def test_the_loss_in_chunks_is_the_models_own(monkeypatch):
         own = model(input_ids=ids, labels=ids).loss
         wanted = torch.autograd.grad(own, list(model.parameters()))
         chunked = chunked_loss(model, ids)
-        torch.testing.assert_close(chunked, own)
-        for got, want in zip(
-            torch.autograd.grad(chunked, list(model.parameters())), wanted, strict=True
-        ):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
-
-
-def test_a_soft_cap_matters():
-    model, _ = built(GEMMA2, Recipe(**SMALL, attention="eager"))
-    ids, capped = tokens(), chunked_loss(model, tokens())
-    model.config.final_logit_softcapping = None
-    assert abs(chunked_loss(model, ids) - capped) > 1e-4
+        assert_close(chunked, own)
+        found = torch.autograd.grad(chunked, list(model.parameters()))
+        assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    model.config.final_logit_softcapping = None  # Gemma 2 is the last: without it, another loss
+    assert abs(chunked_loss(model, ids) - chunked) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -156,17 +170,19 @@ def test_a_soft_cap_matters():
 def test_a_model_that_scales_its_logits_is_refused_a_chunked_loss(record):
     config = config_from_dict({**SIZES, **record, "pad_token_id": 0})
     with pytest.raises(InputError, match="cannot be computed in chunks"):
-        lab.simulate(Recipe(**SMALL, chunked_loss=True).experiment(config))
+        lab.simulate(lab.training(config, Recipe(**SMALL, chunked_loss=True)))
 
 
 def test_the_logits_of_a_chunked_loss_exist_a_chunk_at_a_time():
     config, size = LLAMA, {"batch_size": 4, "seq_len": 1025}
-    whole = lab.simulate(Recipe(**size).experiment(config))
-    chunks = lab.simulate(Recipe(**size, chunked_loss=True).experiment(config))
-    largest = [max(s.nbytes for s in run.trace.storages if s.category is not Category.WEIGHTS)
-               for run in (whole, chunks)]  # fmt: skip
-    assert largest[0] >= 4 * 1024 * 2048 * 4
-    assert largest[1] <= 4 * 1024 * max(1025, 2048)  # one chunk of float32 logits, or one hidden
+    whole = lab.simulate(lab.training(config, Recipe(**size)))
+    chunks = lab.simulate(lab.training(config, Recipe(**size, chunked_loss=True)))
+
+    def largest(run):
+        return max(s.nbytes for s in run.trace.storages if s.category is not Category.WEIGHTS)
+
+    assert largest(whole) >= 4 * 1024 * 2048 * 4
+    assert largest(chunks) <= 4 * 1024 * max(1025, 2048)  # one chunk of float32 logits
 
 
 def test_accumulated_gradients_are_those_of_the_large_batch(start):
@@ -174,62 +190,47 @@ def test_accumulated_gradients_are_those_of_the_large_batch(start):
     together = Recipe(batch_size=6, seq_len=24, optimizer="sgd")
     apart = Recipe(batch_size=2, seq_len=24, optimizer="sgd", accumulate=3)
     _, whole = trained(together, start, [ids])
-    losses, thirds = trained(apart, start, ids.split(2))
-    assert_same(thirds, whole, rtol=1e-4, atol=1e-6)
+    _, thirds = trained(apart, start, ids.split(2))
+    assert_close(thirds, whole, rtol=1e-4, atol=1e-6)
     assert any(not torch.equal(value, start[name]) for name, value in whole.items())
-    assert len(losses) == 3
 
 
-def test_an_accumulated_step_comes_after_its_batches():
-    model, job = built(LLAMA, Recipe(**SMALL, accumulate=2))
-    before = weights_of(model)
-    job.add(tokens())
-    assert not job.ready
-    job.add(tokens(seed=8))
-    assert job.ready
-    assert_same(weights_of(model), before, rtol=0, atol=0)
-    job.step()
-    assert not job.ready
-    assert all(p.grad is None for p in model.parameters())
-    assert any(not torch.equal(value, before[name]) for name, value in weights_of(model).items())
-
-
-HOSTED = {"offload": "weights", "checkpointing": True}
-SAME = [
-    # SGD shows a gradient of the wrong size, which AdamW makes up for; AdamW has states to lose.
-    ("sgd", {"optimizer_in_backward": True}), ("adamw", {"optimizer_in_backward": True}),
-    ("sgd", {"offload": "optimizer"}), ("adamw", {"offload": "optimizer"}),
-    ("sgd", HOSTED), ("adamw", HOSTED), ("sgd", {"offload": "activations"}),
-    ("sgd", {"checkpointing": True}), ("sgd", {"chunked_loss": True}),
-    ("adamw", {"offload": "activations", "checkpointing": True, "chunked_loss": True}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("optimizer", "fields"), SAME)
+@pytest.mark.parametrize(
+    ("optimizer", "fields"),
+    [
+        # SGD shows a gradient of the wrong size, AdamW has states to lose.
+        ("sgd", {"optimizer_in_backward": True}),
+        ("adamw", {"optimizer_in_backward": True}),
+        ("sgd", {"offload": "optimizer"}),
+        ("adamw", {"offload": "optimizer"}),
+        ("sgd", HOSTED),
+        ("adamw", HOSTED),
+        ("sgd", {"offload": "activations"}),
+        ("adamw", {"offload": "activations", "checkpointing": True, "chunked_loss": True}),
+    ],
+)
 def test_training_ends_at_the_same_weights(start, optimizer, fields):
     batches = [tokens(seed=seed) for seed in range(2)]
     plain_losses, plain = trained(Recipe(**SMALL, optimizer=optimizer), start, batches)
     recipe = Recipe(**SMALL, optimizer=optimizer, **fields)
-    offloaded = fields.get("offload") == "weights"
-    names = list(start)
-    given = dict(zip(names_of(recipe), start.values(), strict=True)) if offloaded else start
-    losses, weights = trained(recipe, given, batches)
-    weights = dict(zip(names, weights.values(), strict=True))
+    names = names_of(recipe)  # fetched layers have other names
+    losses, weights = trained(recipe, dict(zip(names, start.values(), strict=True)), batches)
+    weights = dict(zip(start, weights.values(), strict=True))
     assert losses == pytest.approx(plain_losses, rel=1e-5)
-    assert_same(weights, plain, rtol=1e-4, atol=2e-6)
+    assert_close(weights, plain, rtol=1e-4, atol=2e-6)
 
 
 def names_of(recipe):
     return [name for name, _ in build_model(LLAMA, recipe, CPU, None).named_parameters()]
 
 
-def test_tied_weights_train_alike_on_the_host(start):
+def test_tied_weights_train_the_same_on_the_host(start):
     tied = weights_of(built(TIED, Recipe(**SMALL))[0])
     batches = [tokens(seed=seed) for seed in range(2)]
     _, plain = trained(Recipe(**SMALL), tied, batches, TIED)
     for fields in (HOSTED, {"offload": "optimizer"}, {"optimizer_in_backward": True}):
         _, weights = trained(Recipe(**SMALL, **fields), tied, batches, TIED)
-        assert_same(weights, plain, rtol=1e-4, atol=2e-6)
+        assert_close(weights, plain, rtol=1e-4, atol=2e-6)
 
 
 def test_checkpointing_recomputes_the_same_gradients(start):
@@ -241,31 +242,20 @@ def test_checkpointing_recomputes_the_same_gradients(start):
         job.add(tokens())
         gradients.append({name: p.grad for name, p in model.named_parameters()})
         assert len(calls) == 1 + on
-    assert_same(gradients[1], gradients[0], rtol=0, atol=0)
+    assert_close(gradients[1], gradients[0], rtol=0, atol=0)
 
 
 def test_a_gradient_in_backward_is_gone_when_backward_ends():
     _, job = built(LLAMA, Recipe(**SMALL, optimizer_in_backward=True))
-    before = weights_of(job.model)
     job.add(tokens())
     assert all(p.grad is None for p in job.trained)
-    after = weights_of(job.model)
-    # A byte that is not in the batch has no gradient, but every matrix has moved.
-    assert all(not torch.equal(after[name], before[name]) for name in after)
-
-
-def test_attention_in_another_form_gives_the_same_loss(start):
-    batches = [tokens()]
-    plain, _ = trained(Recipe(**SMALL), start, batches)
-    eager, _ = trained(Recipe(**SMALL, attention="eager"), start, batches)
-    assert eager == pytest.approx(plain, rel=1e-5)
 
 
 def test_attention_is_the_one_asked_for():
     operators = {}
     for attention in ("sdpa", "eager", "flash"):
         recipe = Recipe(**SMALL, precision="bf16", attention=attention)
-        run = lab.simulate(recipe.experiment(LLAMA), gpu="a100-80gb")
+        run = lab.simulate(lab.training(LLAMA, recipe), gpu="a100-80gb")
         operators[attention] = {s.operator for s in run.trace.storages}
     flash = "_scaled_dot_product_flash_attention"
     assert flash in operators["flash"]
@@ -286,7 +276,7 @@ def test_the_scaler_of_amp_fp16_scales(start):
     plain.add(tokens())
     assert scaled / plain_model.lm_head.weight.grad.abs().max() == pytest.approx(65536, rel=0.05)
     plain.step()
-    assert_same(weights_of(model), weights_of(plain_model), rtol=1e-2, atol=1e-4)
+    assert_close(weights_of(model), weights_of(plain_model), rtol=1e-2, atol=1e-4)
 
 
 def test_an_overflow_skips_the_step_also_with_the_optimizer_on_the_host(start):
@@ -296,31 +286,14 @@ def test_an_overflow_skips_the_step_also_with_the_optimizer_on_the_host(start):
         job.add(tokens())
         model.lm_head.weight.grad[0, 0] = torch.inf
         job.step()
-        assert_same(weights_of(model), start, rtol=0, atol=0)
+        assert_close(weights_of(model), start, rtol=0, atol=0)
         assert job.scaler.get_scale() < 65536
         job.add(tokens())
         job.step()
         assert not torch.equal(model.lm_head.weight, start["lm_head.weight"])
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [("fp32", torch.float32), ("amp-bf16", torch.float32), ("bf16", torch.bfloat16)],
-)
-def test_weights_have_the_type_of_the_precision(precision, dtype):
-    model, _ = built(LLAMA, Recipe(**SMALL, precision=precision))
-    assert {p.dtype for p in model.parameters()} == {dtype}
-
-
-def test_the_recipe_chooses_the_optimizer():
-    names = {"adamw": "AdamW", "sgd": "SGD", "adafactor": "Adafactor", "adamw8bit": "AdamW8bit",
-             "paged-adamw8bit": "PagedAdamW8bit"}  # fmt: skip
-    for optimizer, name in names.items():
-        _, job = built(LLAMA, Recipe(**SMALL, optimizer=optimizer))
-        assert type(job.optimizer).__name__ == name
-
-
-# --- adapters and quantised weights -------------------------------------------------------------
+# --- adapters and quantized weights -------------------------------------------------------------
 
 
 def test_adapters_train_and_the_rest_does_not():
@@ -336,44 +309,34 @@ def test_adapters_train_and_the_rest_does_not():
         assert torch.equal(value, before[name]) != ("lora_" in name), name
 
 
-def test_all_linear_leaves_the_output_layer_alone():
-    model, _ = built(LLAMA, Recipe(**SMALL, lora=4))
-    adapted = {name.split(".lora_")[0] for name, _ in model.named_parameters() if "lora_" in name}
-    assert len(adapted) == 7 * 3
-    assert not any("lm_head" in name for name in adapted)
-
-
-@pytest.mark.parametrize("targets", [("nothing_like_it",), ("input_layernorm",), ("layers",)])
-def test_targets_that_cannot_be_adapted_are_refused_in_a_sentence(targets):
-    recipe = Recipe(**SMALL, lora=4, lora_targets=targets)
-    with pytest.raises(InputError, match="LoRA finds nothing to adapt") as caught:
-        lab.simulate(recipe.experiment(LLAMA))
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
+@pytest.mark.parametrize("target", ["nothing_like_it", "input_layernorm"])
+def test_targets_that_cannot_be_adapted_are_refused_in_a_sentence(target):
+    recipe = Recipe(**SMALL, lora=4, lora_targets=(target,))
+    with pytest.raises(InputError, match="LoRA finds nothing to adapt"):
+        lab.simulate(lab.training(LLAMA, recipe))
 
 
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
-@pytest.mark.parametrize("quantize", ["nf4", "nf4-double", "int8"])
 @pytest.mark.parametrize("config", [LLAMA, TIED, GPT2], ids=["llama", "tied", "gpt2"])
-def test_every_linear_layer_but_the_output_is_quantised(config, quantize):
-    from bitsandbytes import nn as quantised
+@pytest.mark.parametrize("quantize", ["nf4-double", "int8"])
+def test_every_linear_layer_but_the_output_is_quantized(config, quantize):
+    from bitsandbytes import nn as quantized
     from transformers.pytorch_utils import Conv1D
 
     model, job = built(config, Recipe(**SMALL, lora=4, quantize=quantize))
     base = model.get_base_model()
     head = base.get_output_embeddings()
-    kind = quantised.Linear8bitLt if quantize == "int8" else quantised.Linear4bit
-    plain = [
-        name for name, m in base.named_modules()
-        if isinstance(m, torch.nn.Linear | Conv1D) and not isinstance(m, kind)
-        and "lora_" not in name and m is not head
-    ]  # fmt: skip
-    assert plain == []
-    layers = [m for m in base.modules() if isinstance(m, kind)]
+    kind = quantized.Linear8bitLt if quantize == "int8" else quantized.Linear4bit
+    linear = {
+        name: module
+        for name, module in base.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and "lora_" not in name
+    }
+    layers = [module for module in linear.values() if isinstance(module, kind)]
+    assert [module for module in linear.values() if not isinstance(module, kind)] == [head]
     assert len(layers) == config.num_hidden_layers * (4 if config is GPT2 else 7)
     assert {m.weight.dtype for m in layers} == {torch.int8 if quantize == "int8" else torch.uint8}
-    tied = config.tie_word_embeddings
-    assert (base.get_input_embeddings().weight is head.weight) == tied
+    assert (base.get_input_embeddings().weight is head.weight) == config.tie_word_embeddings
     losses = [job.add(tokens(vocabulary=512)).item()]
     job.step()
     losses.append(job.add(tokens(vocabulary=512)).item())
@@ -381,28 +344,20 @@ def test_every_linear_layer_but_the_output_is_quantised(config, quantize):
     assert not any(p.device.type == "meta" for p in model.parameters())
 
 
-@pytest.mark.parametrize("quantize", ["nf4", "int8"])
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
-def test_quantised_layers_compute_nearly_what_the_plain_ones_do(quantize):
-    plain = torch.nn.Linear(128, 64)
-    x = torch.randn(16, 128)
-    recipe = Recipe(lora=1, quantize=quantize)
-    wanted = plain(x).detach()
-    error = (model_building._quantised(plain, recipe, CPU)(x) - wanted).norm() / wanted.norm()
-    assert 0 < error < (0.2 if quantize == "nf4" else 0.05)
-
-
-def test_gpt2s_transposed_layers_are_quantised_the_right_way_round():
+@pytest.mark.parametrize(("quantize", "tolerance"), [("nf4", 0.2), ("int8", 0.05)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_quantized_layers_compute_nearly_what_the_plain_ones_do(quantize, tolerance, transposed):
     from transformers.pytorch_utils import Conv1D
 
-    plain = Conv1D(64, 128)
+    plain = Conv1D(64, 128) if transposed else torch.nn.Linear(128, 64)
     x = torch.randn(16, 128)
     wanted = plain(x).detach()
-    layer = model_building._quantised(plain, Recipe(lora=1, quantize="nf4"), CPU)
-    assert (layer(x) - wanted).norm() / wanted.norm() < 0.2
+    layer = model_building._quantized(plain, Recipe(lora=1, quantize=quantize), CPU)
+    assert 0 < (layer(x) - wanted).norm() / wanted.norm() < tolerance
 
 
-def test_a_quantised_model_never_exists_unquantised():
+def test_a_quantized_model_never_exists_unquantized():
     recipe = Recipe(batch_size=1, seq_len=8, lora=1, quantize="nf4")
     config = config_from_dict({"model_type": "llama", **SIZES, "num_hidden_layers": 12})
     with track(device="cpu") as tracker:
@@ -443,8 +398,8 @@ def test_a_model_made_on_meta_is_whole():
 # --- where things live on a GPU -----------------------------------------------------------------
 
 
-def simulated(config=LLAMA, card="a100-80gb", **fields):
-    return lab.simulate(Recipe(**{**SMALL, **fields}).experiment(config), gpu=card).trace
+def simulated(config=LLAMA, **fields):
+    return lab.simulate(lab.training(config, Recipe(**SMALL, **fields)), gpu="a100-80gb").trace
 
 
 def bytes_on(trace, device, category):
@@ -476,11 +431,8 @@ def test_weights_on_the_host_take_their_gradients_and_states_along():
     assert bytes_on(trace, trace.device, Category.WEIGHTS) == 4 * rest
     assert 8 * layers <= bytes_on(trace, "cpu", Category.OPTIMIZER) <= 8 * (layers + 1000)
     assert bytes_on(trace, trace.device, Category.OPTIMIZER) == 8 * rest
-    gradients = {s.device: 0 for s in trace.storages}
-    for storage in trace.storages:
-        if storage.category is Category.GRADIENTS:
-            gradients[storage.device] += storage.nbytes
-    assert gradients["cpu"] >= 4 * layers
+    gradients = [s for s in trace.storages if s.category is Category.GRADIENTS]
+    assert sum(s.nbytes for s in gradients if s.device == "cpu") >= 4 * layers
 
 
 def test_fetched_weights_are_dropped_layer_by_layer():
@@ -488,23 +440,14 @@ def test_fetched_weights_are_dropped_layer_by_layer():
     peaks = []
     for layers in (4, 12):
         config = config_from_dict({"model_type": "llama", **deep, "num_hidden_layers": layers})
-        run = lab.simulate(
-            Recipe(batch_size=1, seq_len=8, offload="weights", checkpointing=True)
-            .experiment(config), gpu="a100-80gb",
-        )  # fmt: skip
+        recipe = Recipe(batch_size=1, seq_len=8, **HOSTED)
+        run = lab.simulate(lab.training(config, recipe), gpu="a100-80gb")
         peaks.append(run.trace.peak_bytes)
     one_layer_bytes = 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 344)
     assert peaks[1] - peaks[0] < one_layer_bytes / 4  # eight layers more: their inputs alone
 
 
-@pytest.mark.parametrize("config", [GPT2, TIED], ids=["gpt2", "tied"])
-def test_weights_on_the_host_for_other_models(config):
-    trace = simulated(config, offload="weights", checkpointing=True, lora=4)
-    assert bytes_on(trace, "cpu", Category.WEIGHTS) > 0
-    assert bytes_on(trace, "cpu", Category.OPTIMIZER) > 0
-
-
-def test_activations_on_the_host_are_no_weights():
+def test_activations_on_the_host_leave_the_weights():
     trace = simulated(offload="activations")
     assert bytes_on(trace, "cpu", Category.WEIGHTS) == 0
     host = trace.peak("cpu")
@@ -517,17 +460,6 @@ def test_activations_on_the_host_are_no_weights():
     assert kept < saved / 2
 
 
-def test_saved_tensors_come_back_where_they_were():
-    model, _ = built(LLAMA, Recipe(**SMALL))
-    layer = model.model.layers[0].mlp
-    x = torch.randn(2, 128, requires_grad=True)
-    wanted = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
-    with activations_on_host(model):
-        loss = layer(x).square().sum()
-    for got, want in zip(torch.autograd.grad(loss, [x, *layer.parameters()]), wanted, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
-
-
 def test_the_optimizer_on_the_host_keeps_its_states_there():
     trace = simulated(offload="optimizer")
     layers, rest = numel()
@@ -537,54 +469,24 @@ def test_the_optimizer_on_the_host_keeps_its_states_there():
     assert bytes_on(trace, "cpu", Category.WEIGHTS) == 4 * (layers + rest)  # the copies
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"quantize": "nf4", "lora": 4}, {"quantize": "int8", "lora": 4}, {"lora": 4},
-     {"optimizer": "adamw8bit"}, {"optimizer_in_backward": True}, {"chunked_loss": True},
-     {"accumulate": 2}, {"precision": "amp-fp16"}, {"checkpointing": True}],
-)  # fmt: skip
-def test_nothing_else_puts_weights_or_states_on_the_host(fields):
-    trace = simulated(**fields)
-    assert bytes_on(trace, "cpu", Category.WEIGHTS) == 0
-    assert bytes_on(trace, "cpu", Category.GRADIENTS) == 0
-    assert trace.peak("cpu").total_bytes < 100_000
-
-
 # --- how an experiment behaves ------------------------------------------------------------------
 
 
 def test_an_experiment_is_named_and_cut_to_another_depth():
     recipe = Recipe(**SMALL)
-    experiment = recipe.experiment(LLAMA)
+    experiment = lab.training(LLAMA, recipe)
     assert experiment.__name__ == f"Llama: {recipe}"
     shallow = lab.simulate(experiment, layers=1)
     assert shallow.peak_bytes < lab.simulate(experiment).peak_bytes
     assert LLAMA.num_hidden_layers == 3
 
 
-def test_the_config_is_not_changed_by_training():
-    before = copy.deepcopy(LLAMA.to_dict())
-    for fields in ({"attention": "eager"}, {"precision": "bf16"}, {"quantize": "nf4", "lora": 2}):
-        lab.simulate(Recipe(**SMALL, **fields).experiment(LLAMA))
-    assert LLAMA.to_dict() == before
-
-
-def test_a_step_is_yielded_once_per_accumulated_batch():
-    steps = Recipe(**SMALL, accumulate=3).experiment(LLAMA)(CPU)
-    first = next(steps)
-    assert not first.requires_grad
-    steps.close()
-
-
 def test_a_small_vocabulary_gets_random_tokens():
     config = config_from_dict({"model_type": "llama", **SIZES, "vocab_size": 100})
-    run = lab.measure(Recipe(**SMALL).experiment(config), steps=1)
+    run = lab.measure(lab.training(config, Recipe(**SMALL)), steps=1)
     assert run.losses[0] == pytest.approx(4.6, abs=0.3)
 
 
-def test_lack_of_memory_is_no_fault_of_the_model():
-    with lab.pretend("t4"):
-        huge = Recipe(batch_size=4096, seq_len=1024).experiment(LLAMA)
-        run = lab.simulate(huge)
-    assert run.oom is not None
-    assert run.fits is False
+def test_out_of_memory_is_not_reported_as_the_models_fault():
+    huge = lab.training(LLAMA, Recipe(batch_size=4096, seq_len=1024))
+    assert lab.simulate(huge, gpu="t4").oom is not None

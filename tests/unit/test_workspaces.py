@@ -5,15 +5,16 @@ import torch
 from torch import nn
 
 import labkit as lab
-from labkit.catalogue import gpu
-from labkit.memory import MIB, Category, Phase
-from labkit.simulate import simulated_log
-from labkit.workspaces import (
+from labkit.allocator.workspaces import (
     DEFAULT_BYTES,
     flash_backward_bytes,
     with_workspaces,
     workspace_bytes,
 )  # fmt: skip
+from labkit.hardware.catalogue import gpu
+from labkit.simulation import simulated_log
+from labkit.trace import Category, Phase
+from labkit.values import MIB
 
 
 def linear(device):
@@ -24,14 +25,6 @@ def linear(device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        yield loss
-
-
-def no_product(device):
-    weight = nn.Parameter(torch.ones(64, device=device))
-    while True:
-        loss = (weight * 2).sum()
-        loss.backward()
         yield loss
 
 
@@ -48,7 +41,7 @@ def test_sizes_are_those_of_pytorchs_source(name, nbytes):
 
 def test_forward_and_backward_have_one_each_and_keep_it():
     card = gpu("t4")
-    plain = simulated_log(linear, card=card).trace
+    plain = simulated_log(linear, gpu=card).trace
     trace = with_workspaces(plain, card)
     added = [s for s in trace.storages if s.category is Category.UNATTRIBUTED]
     assert [s.phase for s in added] == [Phase.FORWARD, Phase.BACKWARD]
@@ -60,15 +53,9 @@ def test_forward_and_backward_have_one_each_and_keep_it():
     for event in (e for e, s in enumerate(trace.events) if trace.storages[s.storage] in added):
         assert trace.storages[trace.events[event + 1].storage].operator in ("addmm", "mm")
     # The first step begins with its workspace, the second where it began.
-    first, second = (trace.events[mark.index] for mark in trace.marks)
+    first, second = (trace.events[start] for start in trace.step_starts)
     assert trace.storages[first.storage] is added[0]
-    assert second == plain.events[plain.marks[1].index]
-
-
-def test_a_step_without_products_needs_none():
-    card = gpu("t4")
-    plain = simulated_log(no_product, card=card).trace
-    assert with_workspaces(plain, card) == plain
+    assert second == plain.events[plain.step_starts[1]]
 
 
 def test_a_simulated_run_names_them_unattributed():
@@ -98,21 +85,14 @@ def attention(device, heads=8, key_heads=2):
 def test_flash_backward_takes_what_its_source_says(key_heads, nbytes):
     assert flash_backward_bytes((1, 8, 200, 64), (1, key_heads, 200, 64), 2) == nbytes
     card = gpu("a100-80gb")
-    plain = simulated_log(attention, card=card, key_heads=key_heads).trace
+    plain = simulated_log(attention, gpu=card, key_heads=key_heads).trace
     trace = with_workspaces(plain, card)
     added = [n for n, s in enumerate(trace.storages) if s.category is Category.UNATTRIBUTED]
     changes = [[e.change_bytes for e in trace.events if e.storage == n] for n in added]
     assert changes == [[nbytes, -nbytes]] * 2  # in both steps, and gone again
 
 
-@pytest.mark.parametrize("size", [64, 80, 128, 160, 256])
-def test_flash_rounds_heads_up(size):
-    rounded = {64: 64, 80: 96, 128: 128, 160: 192, 256: 256}[size]
-    assert flash_backward_bytes((2, 4, 128, size), (2, 4, 128, size), 2) == (
-        4 * 2 * 4 * 128 * (rounded + 1)
-    )
-
-
-def test_a_card_without_flash_takes_none():
-    trace = with_workspaces(simulated_log(attention, card=gpu("t4")).trace, gpu("t4"))
-    assert "flash attention's backward" not in {s.operator for s in trace.storages}
+def test_flash_rounds_heads_up():
+    for size, rounded in {64: 64, 80: 96, 128: 128, 160: 192, 256: 256}.items():
+        shape = (2, 4, 128, size)
+        assert flash_backward_bytes(shape, shape, 2) == 4 * 2 * 4 * 128 * (rounded + 1)

@@ -1,0 +1,150 @@
+"""Replay the event log of a run through a model of PyTorch's caching allocator.
+
+That gives what a log of tensors cannot: reserved memory, fragmentation, the exact request that
+fails under a budget, and (by `Player`) the map of segments at any moment, without a GPU.
+
+Source: ``resize_bytes_cuda`` in PyTorch's ``aten/src/ATen/native/cuda/Resize.cpp`` for a storage
+that changes its size in place; `labkit.allocator.caching` for the rest.
+
+Limits: the allocator's own, and the log's: what is not in it (the workspaces of cuDNN, say) is not
+served.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+from labkit.allocator.caching import CachingAllocator
+from labkit.out_of_memory import SimulatedOutOfMemory
+from labkit.runs import OutOfMemory
+from labkit.trace import Category, Trace
+from labkit.values import InputError
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the allocator does with every event of a trace on its device.
+
+    After the first request that the budget cannot serve the replay continues without a budget, so
+    that the figures say what would have been needed.
+
+    Attributes:
+        trace, budget_bytes, expandable_segments: what it was asked with.
+        indices: the events of the trace on its device.
+        allocated_bytes, reserved_bytes: after each of these events.
+        highest_bytes: the most allocated during each of them: a storage that changes its size is
+            copied, so the old and the new block are both in use for a moment.
+        peak_allocated_bytes, peak_reserved_bytes: the largest of the whole replay.
+        failure: the first request that failed; None if all were served. Its ``live_bytes`` is
+            what was allocated, and ``unattributed`` there is what rounding took of it.
+    """
+
+    trace: Trace = field(repr=False, compare=False)
+    budget_bytes: int | None
+    expandable_segments: bool
+    indices: tuple[int, ...] = field(repr=False)
+    allocated_bytes: tuple[int, ...] = field(repr=False)
+    reserved_bytes: tuple[int, ...] = field(repr=False)
+    highest_bytes: tuple[int, ...] = field(repr=False)
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    failure: OutOfMemory | None
+
+    def step_peaks_bytes(self) -> tuple[int, ...]:
+        """Return the most bytes allocated in each training step, or held when it began."""
+        peaks = []
+        for start, stop in self.trace.steps():
+            first, last = bisect_left(self.indices, start), bisect_left(self.indices, stop)
+            before = self.allocated_bytes[first - 1] if first else 0
+            peaks.append(max(self.highest_bytes[first:last], default=before))
+        return tuple(peaks)
+
+
+def replay(
+    trace: Trace, *, budget_bytes: int | None = None, expandable_segments: bool = False
+) -> Replay:
+    """Serve every event of ``trace`` as PyTorch's caching allocator would.
+
+    Args:
+        trace: an event log, of a real or of a simulated run.
+        budget_bytes: what the device can provide; None is without limit.
+        expandable_segments: as ``PYTORCH_ALLOC_CONF=expandable_segments:True``.
+
+    Raises:
+        InputError: a bad argument, or a trace that frees more of a storage than it holds.
+    """
+    if not isinstance(trace, Trace):
+        raise InputError(f"a replay needs a trace, as in run.trace, not {type(trace).__name__}")
+    player = Player(trace, budget_bytes, expandable_segments)
+    allocator = player.allocator
+    indices, allocated, reserved, highest = [], [], [], []
+    for index, _, _ in trace.changes():
+        indices.append(index)
+        highest.append(player.play(index))
+        allocated.append(allocator.allocated_bytes)
+        reserved.append(allocator.reserved_bytes)
+    return Replay(
+        trace=trace,
+        budget_bytes=budget_bytes,
+        expandable_segments=allocator.expandable_segments,
+        indices=tuple(indices),
+        allocated_bytes=tuple(allocated),
+        reserved_bytes=tuple(reserved),
+        highest_bytes=tuple(highest),
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        failure=player.failure,
+    )
+
+
+class Player:
+    """Gives the events of a trace to an allocator, one by one: `play` each index in order, and look
+    at ``allocator`` in between."""
+
+    def __init__(self, trace: Trace, budget_bytes: int | None, expandable: bool) -> None:
+        self.allocator = CachingAllocator(budget_bytes=budget_bytes, expandable_segments=expandable)
+        self.trace = trace
+        self.failure: OutOfMemory | None = None
+        self._held: dict[int, tuple[int, int]] = {}  # storage: its handle and bytes
+
+    def play(self, index: int) -> int:
+        """Serve event ``index`` and return the most bytes allocated while doing so."""
+        number, change_bytes, _ = self.trace.events[index]
+        highest_bytes = self.allocator.allocated_bytes
+        if not change_bytes:  # an empty storage was made or freed
+            return highest_bytes
+        handle, held_bytes = self._held.pop(number, (None, 0))
+        nbytes = held_bytes + change_bytes
+        if nbytes < 0:
+            raise InputError(
+                f"event {index} frees {-change_bytes} bytes of storage {number}, "
+                f"which holds {held_bytes}"
+            )
+        if nbytes:  # before the old block is freed: resize_bytes_cuda copies
+            self._held[number] = self._allocate(index, number, nbytes, held_bytes), nbytes
+            highest_bytes = self.allocator.allocated_bytes
+        if handle is not None:
+            self.allocator.free(handle)
+        return highest_bytes
+
+    def _allocate(self, index: int, number: int, nbytes: int, held_bytes: int) -> int:
+        try:
+            return self.allocator.allocate(nbytes)
+        except SimulatedOutOfMemory:
+            self.failure = self._failed(index, number, nbytes, held_bytes)
+        self.allocator.budget_bytes = None
+        return self.allocator.allocate(nbytes)
+
+    def _failed(self, index: int, number: int, nbytes: int, held_bytes: int) -> OutOfMemory:
+        storages, allocator = self.trace.storages, self.allocator
+        live = Counter({storages[number].category: held_bytes})
+        for holder, (_, nbytes_held) in self._held.items():
+            live[storages[holder].category] += nbytes_held
+        live[Category.UNATTRIBUTED] += allocator.allocated_bytes - live.total()
+        return OutOfMemory.at_event(
+            self.trace,
+            index,
+            requested_bytes=nbytes,
+            capacity_bytes=allocator.budget_bytes,
+            live=live,
+        )

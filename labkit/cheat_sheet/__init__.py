@@ -1,0 +1,1 @@
+"""Every technique with its figures and verdicts on one page."""

@@ -1,0 +1,250 @@
+"""The cheat sheet as one printable page of HTML, and as the tables in the README.
+
+Both are written from the same `sections`, so they cannot differ. The page is complete in itself
+and prints on A4 in landscape.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, row
+from labkit.cheat_sheet.sheet import NOT_RECORDED, Sheet
+from labkit.cheat_sheet.techniques import TECHNIQUES
+from labkit.course.claims import Verdict, all_claims
+from labkit.recording import summary
+from labkit.support import html_pages
+from labkit.support.files import write_atomic
+from labkit.values import format_bytes
+
+MARKERS = ("<!-- cheat sheet: begin -->", "<!-- cheat sheet: end -->")
+TITLE = "GPU Memory Lab: cheat sheet"
+NOTHING = "–"
+_SIMULATED = ("technique", "peak", "change", "what falls most", "bound on a step")
+_MEASURED, _HERE, _ON_GPUS = "measured on GPUs", "verdicts here", "verdicts on GPUs"
+
+
+@dataclass(frozen=True, repr=False)
+class Section:
+    """A table of texts, with a note on where its figures come from. A notebook shows it as HTML."""
+
+    heading: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __repr__(self) -> str:
+        lines = [" | ".join(line) for line in [self.columns, *self.rows]]
+        return "\n".join([self.heading, self.note, *lines])
+
+    def _repr_html_(self) -> str:
+        note = Markup("<p>{}</p>").format(self.note)
+        if not self.rows:
+            return note  # it says why
+        return note + html_pages.table(self.heading, self.columns, self.rows)
+
+
+def sections(sheet: Sheet) -> tuple[Section, ...]:
+    """Return everything that the page shows, in order."""
+    return techniques(sheet), order(sheet), trial(sheet), gpus(sheet.gpus)
+
+
+def write_page(sheet: Sheet, path: Path) -> Path:
+    """Write the page to ``path``, atomically.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    page = html_pages.render(
+        "cheat_sheet/page.html.j2", title=TITLE, sheet=sheet, sections=sections(sheet)
+    )
+    write_atomic(path, page)
+    return path
+
+
+# --- techniques -----------------------------------------------------------------------------------
+
+
+def techniques(sheet: Sheet) -> Section:
+    """Return a row for each technique: figures alone, what GPUs recorded, verdicts, effort."""
+    columns = (*_SIMULATED, _MEASURED, _HERE, _ON_GPUS, "to write", "when not to")
+    rows = tuple(
+        (
+            *_figures(each),
+            "; ".join(each.recorded) or NOTHING,
+            _verdicts(sheet, each, recorded=False),
+            _verdicts(sheet, each, recorded=True),
+            each.technique.effort,
+            each.technique.not_when,
+        )
+        for each in sheet.rows
+    )
+    return Section("Techniques, each alone", _job(sheet.job, sheet.plain), columns, rows)
+
+
+def alone(job: CommonJob) -> Section:
+    """Return the same table of another job, its simulated columns only.
+
+    Raises:
+        InputError: the job cannot be simulated.
+    """
+    rows = [row(technique, job) for technique in TECHNIQUES if technique.change]
+    note, figures = _job(job, rows[0].before), tuple(_figures(each) for each in rows)
+    return Section("Techniques, each alone", note, _SIMULATED, figures)
+
+
+def _job(job: CommonJob, plain: Figures) -> str:
+    fits = "fits" if plain.fits else "does not fit"
+    return (
+        f"Peaks and bounds are simulated for {job.simulated_gpu.name}, on one job: {job.model}, "
+        f"{job.recipe}. Plain it takes {format_bytes(plain.run.peak_bytes)}, which {fits} that "
+        f"GPU, and at least {_seconds(plain.seconds)} a step. A bound is the least time that the "
+        "GPU's arithmetic, memory and link allow; it is not a measured time."
+    )
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    name = f"{row.technique.lesson} {row.technique.name}"
+    if row.after is None:
+        return name, NOTHING, NOTHING, row.refused or "no recipe", NOTHING
+    part = "nothing"
+    if row.part:
+        category, fallen_bytes = row.part
+        part = f"{category} −{format_bytes(fallen_bytes)}"
+    bound = NOTHING
+    if row.slower_share is not None:
+        bound = f"{_seconds(row.after.seconds)} ({percent(row.slower_share)})"
+    peak = format_bytes(row.after.run.peak_bytes)
+    return name, peak, percent(-row.saved_share), part, bound
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+def percent(share: float) -> str:
+    """Write a signed fraction as ``"+12 %"``."""
+    digits = 0 if abs(share) >= 0.0995 else 1
+    text = f"{100 * abs(share):.{digits}f}"
+    sign = "+" if share > 0 else "−"
+    return f"{sign if float(text) else ''}{text} %"
+
+
+def _verdicts(sheet: Sheet, row: Row, *, recorded: bool) -> str:
+    if not row.technique.claims:
+        return "no claim"
+    found = [finding for id in row.technique.claims for finding in sheet.findings[id]]
+    verdicts = Counter(finding.verdict for finding in found if finding.recorded == recorded)
+    return _counted(verdicts) or NOTHING
+
+
+def _counted(counts: Counter[Verdict]) -> str:
+    texts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
+    return ", ".join(texts).replace(Verdict.NOT_TESTABLE, "not testable")
+
+
+# --- the order of adoption ------------------------------------------------------------------------
+
+
+def order(sheet: Sheet) -> Section:
+    """Return the order of adoption."""
+    columns = ("move", "peak after it", "saved", "bound on a step", "saved per added second")
+    columns += ("fits the GPU", "training")
+    plain = sheet.plain
+    peak, seconds = format_bytes(plain.run.peak_bytes), _seconds(plain.seconds)
+    first = ("plain", peak, NOTHING, seconds, NOTHING, _yes(plain.fits), "the same")
+    rows = [_move(number, move) for number, move in enumerate(sheet.order, 1)]
+    note = (
+        "From the plain job on, always the move that saves most bytes of the peak per second that "
+        "it adds to the bound; first what trains the same, then what changes the training, "
+        f"until nothing that these allow saves. Simulated for {sheet.job.simulated_gpu.name}, "
+        f"{sheet.job.model}, {sheet.job.recipe}. Stop at the first that fits with room to spare."
+    )
+    return Section("Order of adoption", note, columns, (first, *rows))
+
+
+def _move(number: int, move: Move) -> tuple[str, ...]:
+    worth = "free"
+    if not move.is_free:
+        worth = f"{format_bytes(round(move.saved_bytes / move.added_seconds))} per s"
+    share = percent(move.added_seconds / move.before.seconds)
+    return (
+        f"{number}. {move.name}",
+        format_bytes(move.after.run.peak_bytes),
+        format_bytes(move.saved_bytes),
+        f"{_seconds(move.after.seconds)} ({share})",
+        worth,
+        _yes(move.after.fits),
+        "changed" if move.changed else "the same",
+    )
+
+
+def _yes(fits: bool) -> str:
+    return "yes" if fits else "no"
+
+
+# --- claims and GPUs ------------------------------------------------------------------------------
+
+
+def trial(sheet: Sheet) -> Section:
+    """Return every claim: claimed, found, verdict, on each machine."""
+    columns = ("claim", "article", "claimed", "found", "verdict", "where")
+    rows = []
+    for id, claim in all_claims().items():
+        first = (f"{claim.lesson} {claim.says}", " ".join(claim.sources), claim.claimed)
+        rows += [(*first, f.found, str(f.verdict), f.origin) for f in sheet.findings[id]]
+        if not sheet.findings[id]:
+            missing = f"nowhere yet: `labkit run {claim.lesson}`"
+            rows.append((*first, NOTHING, "not judged", missing))
+    note = " ".join([*_tallies(sheet), *sheet.missing])
+    return Section("Claims on trial", note, columns, tuple(rows))
+
+
+def _tallies(sheet: Sheet) -> list[str]:
+    lines = []
+    for recorded, where in ((False, "On this machine"), (True, "Recorded on GPUs")):
+        found = [f for each in sheet.findings.values() for f in each if f.recorded == recorded]
+        if found:
+            names = "; ".join(sorted({finding.where for finding in found}))
+            lines.append(f"{where} ({names}): {_counted(sheet.counts(recorded=recorded))}.")
+    return lines
+
+
+def gpus(rows: tuple[tuple[str, ...], ...]) -> Section:
+    """Return the GPUs that have recorded, by name, versions and date."""
+    note = "Read from results/, where labkit record stores what a GPU gives."
+    return Section("GPUs recorded", note if rows else summary.NOT_YET, summary.COLUMNS, rows)
+
+
+# --- Markdown -------------------------------------------------------------------------------------
+
+
+def markdown(sheet: Sheet) -> str:
+    """Return the tables of techniques and of the order, between two markers, as in the README.
+
+    What this machine found is left out: the README is for everyone.
+    """
+    measured = any(row.recorded for row in sheet.rows)
+    judged = bool(sheet.counts(recorded=True))
+    left_out = {_HERE}
+    if not measured:
+        left_out.add(_MEASURED)
+    if not judged:
+        left_out.add(_ON_GPUS)
+    table, moves = techniques(sheet), order(sheet)
+    lines = [MARKERS[0], f"{table.note} Simulated with {sheet.versions}.", ""]
+    lines += [*_table(table, left_out), "", moves.note, "", *_table(moves, set())]
+    if not measured or not judged:
+        lines += ["", f"What no GPU has recorded yet is left out: {NOT_RECORDED}."]
+    return "\n".join([*lines, MARKERS[1]])
+
+
+def _table(section: Section, left_out: set[str]) -> list[str]:
+    shown = [place for place, name in enumerate(section.columns) if name not in left_out]
+    lines = []
+    for line in (section.columns, ["---"] * len(section.columns), *section.rows):
+        cells = [line[place].replace("|", "\\|") for place in shown]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -1,0 +1,123 @@
+"""The cheat sheet: every technique's figures and verdicts side by side, and what follows from them.
+
+    sheet = build()                        # simulates; reads results/ and the last `labkit run`
+    print(export.markdown(sheet))
+
+Bytes and bounds of a technique are those of one `CommonJob`, simulated with that technique alone;
+beside them is what GPUs recorded. Nothing is filled in: where nothing was measured the sheet says
+what would measure it.
+
+Limits: one model, GPU and batch at a time, and techniques rank differently on others.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, order_of_adoption, row
+from labkit.cheat_sheet.findings import (
+    Finding,
+    own_findings,
+    recorded_findings,
+    recorded_pairs,
+    run_folder,
+)
+from labkit.cheat_sheet.techniques import TECHNIQUES
+from labkit.course.claims import Verdict, all_claims
+from labkit.hardware.this_machine import machine
+from labkit.recording.summary import recorded_gpus, versions_text
+
+NOT_RECORDED = "`labkit record` on a CUDA machine fills it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """Everything the cheat sheet says.
+
+    Attributes:
+        job: on which techniques are compared.
+        plain: its figures.
+        rows: one for each technique.
+        order: the order of adoption.
+        findings: by claim, this machine's first; an empty tuple where there is none.
+        gpus: which GPUs have recorded, and what: rows of `recorded_gpus`.
+        missing: what is not there yet and what fills it, a sentence each.
+        versions: of what simulated.
+        date: when, in ISO 8601, UTC.
+    """
+
+    job: CommonJob
+    plain: Figures
+    rows: tuple[Row, ...]
+    order: tuple[Move, ...]
+    findings: Mapping[str, tuple[Finding, ...]]
+    gpus: tuple[tuple[str, ...], ...]
+    missing: tuple[str, ...]
+    versions: str
+    date: str
+
+    def counts(self, *, recorded: bool) -> Counter[Verdict]:
+        """Count the verdicts, on GPUs that recorded or on this machine."""
+        found = itertools.chain.from_iterable(self.findings.values())
+        return Counter(finding.verdict for finding in found if finding.recorded == recorded)
+
+    @property
+    def source(self) -> str:
+        """What the simulated figures are."""
+        return f"simulated for {self.job.simulated_gpu.name}"
+
+
+def build(
+    job: CommonJob | None = None,
+    *,
+    run: Path | None = None,
+    recorded: Path | None = None,
+    own: bool = True,
+    report: Callable[[str], object] = lambda name: None,
+) -> Sheet:
+    """Simulate the techniques, and gather what was found on this machine and on GPUs.
+
+    Args:
+        job: what they are compared on; `CommonJob()` if None.
+        run: the folder of a `labkit run`; `run_folder` looks for it if None.
+        recorded: holds ``<gpu>/``; the course's own recordings if None.
+        own: whether this machine's run counts; recorded findings always do.
+        report: called with the name of each technique that is simulated next.
+
+    Raises:
+        InputError: the job cannot be simulated.
+    """
+    job = job or CommonJob()
+    pairs = recorded_pairs(recorded)
+    rows = []
+    for technique in TECHNIQUES:
+        report(technique.name)
+        rows.append(row(technique, job, pairs.get(technique.name, ())))
+    report("the order of adoption")
+    order = order_of_adoption(job)
+    mine = own_findings(run or run_folder()) if own else []
+    theirs = recorded_findings(recorded)
+    missing = []
+    if own and not mine:
+        missing.append("No claim is judged on this machine yet: `labkit run` fills it.")
+    if not theirs:
+        missing.append(f"No claim is judged on a GPU yet: {NOT_RECORDED}.")
+    if not pairs:
+        missing.append(f"No benchmark is recorded on a GPU yet: {NOT_RECORDED}.")
+    return Sheet(
+        job=job,
+        plain=rows[0].before,
+        rows=tuple(rows),
+        order=order,
+        findings={
+            id: tuple(finding for finding in [*mine, *theirs] if finding.claim == id)
+            for id in all_claims()
+        },
+        gpus=recorded_gpus(recorded),
+        missing=tuple(missing),
+        versions=versions_text({"versions": machine().versions}),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

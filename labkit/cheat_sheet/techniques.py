@@ -1,0 +1,74 @@
+"""The techniques of the cheat sheet: each as a change of a recipe, with what there is to say of it.
+
+Limits: a technique that no recipe can express (operations in place, loading data) has no change,
+and so no figures.
+"""
+
+import functools
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.hardware.catalogue import Gpu
+from labkit.plan.recipe import Recipe
+from labkit.values import InputError
+
+Change = Callable[[Recipe, Gpu], Recipe]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One technique.
+
+    Attributes:
+        name, lesson: what it is called, and where it is taught.
+        effort: what there is to write.
+        not_when: when not to use it, a sentence.
+        change: makes a recipe with it of one without; None where no recipe can express it.
+        claims: the claims of the articles that are about it.
+    """
+
+    name: str
+    lesson: str
+    effort: str
+    not_when: str
+    change: Change | None = None
+    claims: tuple[str, ...] = ()
+
+
+def _mixed_precision(recipe: Recipe, gpu: Gpu) -> Recipe:
+    if recipe.precision != "fp32":  # it is in half precision already
+        return recipe
+    return recipe.but(precision="amp-bf16" if gpu.bf16_native else "amp-fp16")
+
+
+def _two_halves(recipe: Recipe, gpu: Gpu) -> Recipe:
+    if recipe.accumulate > 1:
+        return recipe
+    if recipe.batch_size % 2:
+        raise InputError(f"a batch of {recipe.batch_size} has no halves")
+    return recipe.but(batch_size=recipe.batch_size // 2, accumulate=2)
+
+
+def _with_fields(fields: Mapping[str, Any], recipe: Recipe, gpu: Gpu) -> Recipe:
+    return recipe.but(**fields)
+
+
+_COMPUTED: Mapping[str, Change] = {
+    "mixed precision": _mixed_precision,
+    "accumulation of two halves": _two_halves,
+}
+
+
+def _read(name: str, recipe: Mapping[str, Any] | None = None, **entry: Any) -> Technique:
+    change = _COMPUTED.get(name)
+    if recipe is not None:
+        change = functools.partial(_with_fields, recipe)
+    entry["claims"] = tuple(entry.get("claims", ()))
+    return Technique(name=name, change=change, **entry)
+
+
+_FILE = Path(__file__).with_name("techniques.toml")
+TECHNIQUES = tuple(_read(**each) for each in tomllib.loads(_FILE.read_text("utf-8"))["technique"])

@@ -1,0 +1,190 @@
+"""The command line: ``labkit doctor | run | report | record | cheat-sheet | class | models | gpus |
+estimate | advise``.
+
+Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
+result of a class could be read; 2 something we were given cannot be used, or a file cannot be
+written (one sentence says which); 130 Ctrl-C.
+
+Limits: ``record`` needs a CUDA machine. The other commands work on any.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import labkit
+from labkit.cli import plan, record, tables
+from labkit.support.files import RUN_FOLDER
+from labkit.values import InputError, one_of, positive_int
+
+SHEET_PAGE, CLASS_PAGE = "cheat-sheet.html", "class.html"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (`{self.prog} --help` explains)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        parser = _Parser(
+            prog="labkit", description="Run GPU Memory Lab's lessons and look after them."
+        )
+        commands = _add_commands(parser)
+        if not arguments[0].startswith("-"):
+            arguments[0] = one_of(arguments[0], commands.choices, "command")
+        options = parser.parse_args(arguments)
+        return options.action(options)
+    except InputError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return _refuse(f"{error.strerror or error}{where}. What was finished is kept.")
+    except KeyboardInterrupt:
+        print("\nlabkit: stopped", file=sys.stderr)
+        return 130
+
+
+def _refuse(sentence: str) -> int:
+    print(f"labkit: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction:
+    parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    doctor = commands.add_parser("doctor", help="say what is wrong with this machine's set-up")
+    doctor.set_defaults(action=_doctor)
+
+    run = commands.add_parser(
+        "run", help="execute and check lessons, write one HTML report", parents=[tables.parameters]
+    )
+    option = run.add_argument
+    option("lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
+    option("--out", default=RUN_FOLDER, help="folder (default: %(default)s)")
+    option("--jobs", type=int, default=1, metavar="N", help="lessons at a time")
+    option("--resume", action="store_true", help="skip lessons that passed and have not changed")
+    seconds = "limit per lesson (default: %(default)s)"
+    option("--timeout", type=int, default=600, metavar="SECONDS", help=seconds)
+    run.set_defaults(action=_run)
+
+    report = commands.add_parser("report", help="write the HTML report of an earlier run again")
+    report.add_argument("--out", default=RUN_FOLDER, help="the run's folder (default: %(default)s)")
+    report.set_defaults(action=_report)
+
+    record.add_command(commands)
+
+    sheet = commands.add_parser(
+        "cheat-sheet",
+        help="put all techniques and verdicts on one page",
+        epilog="exit code: 0, or 2 for bad input",
+        argument_default=argparse.SUPPRESS,
+    )
+    option = sheet.add_argument
+    page = f"the page (default: {SHEET_PAGE})"
+    option("--out", default=None, metavar="FILE.html", help=page)
+    option("--markdown", action="store_true", default=False, help="print the README's table")
+    verdicts = "of a `labkit run`, for this machine's verdicts"
+    option("--run", default=None, metavar="FOLDER", help=verdicts)
+    option("--model", metavar="NAME", help="a model of the table")
+    option("--gpu", metavar="NAME", help="the GPU that is simulated")
+    option("--precision", metavar="NAME", help="fp32, amp-fp16, amp-bf16 or bf16")
+    option("--attention", metavar="NAME", help="eager or sdpa")
+    option("--batch-size", type=int, metavar="N", help="sequences in a step")
+    option("--seq-len", type=int, metavar="N", help="tokens per sequence")
+    sheet.set_defaults(action=_cheat_sheet)
+
+    class_ = commands.add_parser(
+        "class",
+        help="compare what participants sent: machines, verdicts, peaks, on one page",
+        description="FOLDER holds one file or folder per participant, named after the participant: "
+        "executed notebooks, folders of `labkit run`, or results of `labkit record`.",
+        epilog="exit code: 0, 1 if no result could be read, or 2 for bad input",
+    )
+    option = class_.add_argument
+    option("folder", metavar="FOLDER", help="what participants sent")
+    option("--out", default=CLASS_PAGE, metavar="FILE.html", help="(default: %(default)s)")
+    option("--anonymous", action="store_true", help="number participants, no names")
+    class_.set_defaults(action=_class)
+
+    plan.add_commands(commands)
+    return commands
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from labkit.doctor import as_text, examine
+
+    findings = examine()
+    print(as_text(findings))
+    return 1 if any(finding.status == "problem" for finding in findings) else 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from labkit.course import runner
+    from labkit.course.lessons import find
+
+    course = runner.run(
+        find(options.lessons),
+        folder=Path(options.out),
+        parameters=[tuple(pair) for pair in options.parameters],
+        jobs=positive_int(options.jobs, "--jobs", most=256),
+        resume=options.resume,
+        timeout_seconds=positive_int(options.timeout, "--timeout"),
+        on_done=tables.announce,
+    )
+    return tables.finish(course)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from labkit.course.report import report
+
+    print(f"Report: {report(Path(options.out)).resolve()}")
+    return 0
+
+
+def _cheat_sheet(options: argparse.Namespace) -> int:
+    from labkit.cheat_sheet import export
+    from labkit.cheat_sheet.figures import PLAIN, CommonJob
+    from labkit.cheat_sheet.sheet import build
+
+    run = Path(options.run) if options.run is not None else None
+    if run is not None and not run.is_dir():
+        raise InputError(f"there is no folder {run}; `labkit run --out {run}` makes it")
+    given = {name: getattr(options, name) for name in ("model", "gpu") if hasattr(options, name)}
+    job = CommonJob(**given, recipe=PLAIN.but(**tables.recipe_fields(options)))
+    with_page = options.out is not None or not options.markdown
+    sheet = build(job, run=run, own=with_page, report=_announce_simulation)
+    if options.markdown:
+        print(export.markdown(sheet))
+    if with_page:
+        path = export.write_page(sheet, Path(options.out or SHEET_PAGE))
+        print(f"Page: {path.resolve()}", file=sys.stderr)
+    for sentence in sheet.missing:
+        print(sentence, file=sys.stderr)
+    return 0
+
+
+def _announce_simulation(name: str) -> None:
+    print(f"simulating {name} …", file=sys.stderr)
+
+
+def _class(options: argparse.Namespace) -> int:
+    from labkit.course.classroom import gather, page
+    from labkit.support.files import write_atomic
+
+    out = Path(options.out)
+    if out.suffix.lower() != ".html":  # a slip could replace what a participant sent
+        raise InputError(f"--out must name a file that ends in .html, not {options.out!r}")
+    classroom = gather(Path(options.folder), anonymous=options.anonymous)
+    write_atomic(out, page(classroom))
+    print(classroom)
+    print(f"Page: {out.resolve()}")
+    return 0 if classroom.lessons else 1

@@ -1,0 +1,142 @@
+"""``labkit record``: store what this machine's GPU gives, in ``results/<gpu>/``.
+
+Without a choice it records all three parts: every lesson at GPU size, the accuracy matrix, the
+benchmarks. What this GPU has recorded with the same versions is skipped, so that the same command
+continues an interrupted recording. ``--check`` validates recordings, as CI does.
+
+Exit codes: 0 all that was asked for is recorded, or valid; 1 something failed, or is not valid; 2
+bad input, no GPU, or another process is recording; 130 Ctrl-C. What this GPU cannot do (pretend to
+be a larger one) is a failure only if it was asked for by name.
+
+Limits: needs CUDA or ROCm, but for ``--check``. One GPU, the current one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.cli import tables
+from labkit.values import InputError, format_bytes, one_of, positive_int
+
+RECORD_FOLDER = Path("build/record")
+COLUMNS = ("Run", "Batch", "Peak", "Error", "Reserved", "Error", "Tokens/s", "Last loss")
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to the parser's ``commands``."""
+    parser = commands.add_parser(
+        "record",
+        help="store what this machine's GPU gives (CUDA only)",
+        description="Without --lessons, --accuracy or --headlines, all three are recorded.",
+    )
+    option = parser.add_argument
+    option("--lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
+    option("--accuracy", action="store_true", help="accuracy matrix (benchmarks/accuracy.py)")
+    option("--headlines", nargs="*", metavar="NAME", help="benchmarks (default: all)")
+    option("--again", action="store_true", help="record also what is recorded already")
+    option("--out", default="results", help="folder (default: %(default)s)")
+    seconds = "for each part (default: %(default)s)"
+    option("--timeout", type=int, default=1800, metavar="SECONDS", help=seconds)
+    option("--check", nargs="*", metavar="FOLDER", help="only check results/<gpu> (default: all)")
+    parser.set_defaults(action=_record)
+
+
+def _record(options: argparse.Namespace) -> int:
+    if options.check is not None:
+        return _check([Path(folder) for folder in options.check], Path(options.out))
+    from labkit.course import lessons, runner
+    from labkit.hardware import this_machine
+    from labkit.recording import benchmarks, recorder
+
+    here = this_machine.machine()
+    if not here.can_measure:
+        raise InputError(
+            f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
+            f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
+        )
+    everything = options.lessons is None and options.headlines is None and not options.accuracy
+    chosen = (
+        lessons.find(options.lessons or ()) if everything or options.lessons is not None else []
+    )
+    accuracy = everything or options.accuracy
+    if accuracy:
+        recorder.accuracy_script()
+    names = [one_of(name, benchmarks.BENCHMARKS, "headline") for name in options.headlines or ()]
+    if everything or options.headlines == []:
+        names = list(benchmarks.BENCHMARKS)
+    timeout_seconds = positive_int(options.timeout, "--timeout")
+    key = this_machine.gpu_key(here.name, here.capacity_bytes)
+    target, work = Path(options.out) / key, RECORD_FOLDER / key
+    for folder in (target, work):
+        runner.prepare_folder(folder)
+    with recorder.locked(work):
+        ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)
+        code = 0
+        if chosen:
+            course = ours.lessons(chosen, tables.announce)
+            if course.outcomes:
+                code = tables.finish(course, continues="the same command")
+            if course.interrupted:
+                return code
+        parts = [ours.accuracy()] if accuracy else []
+        parts += [_benchmark(ours, name) for name in dict.fromkeys(names)]
+    if parts:
+        rows = [(part.name, part.status, f"{part.seconds:.1f}") for part in parts]
+        tables.print_table(("Part", "Status", "Seconds"), rows)
+    print(f"Results: {target.resolve()}")
+    bad = {recorder.FAILED, recorder.NOT_HERE} if options.headlines else {recorder.FAILED}
+    failed = ours.ran_elsewhere or any(part.status in bad for part in parts)
+    return 1 if failed else code
+
+
+def _benchmark(recorder: Any, name: str) -> Any:
+    """Record one benchmark and print what it gave."""
+    from labkit.recording import benchmarks
+
+    benchmark = benchmarks.BENCHMARKS[name]
+    print(f"{name}: {benchmark.shows}")
+    part = recorder.benchmark(benchmark)
+    path = recorder.target / benchmark.file
+    if part.done:
+        tables.print_table(COLUMNS, [_row(entry) for entry in benchmarks.load(path).entries])
+    return part
+
+
+def _row(entry: Any) -> Sequence[str]:
+    run, recipe = entry.run, entry.recipe
+    passes = f" × {recipe.accumulate}" if recipe.accumulate > 1 else ""
+    reserved, speed = run.reserved_bytes, entry.tokens_per_second
+    return (
+        entry.label,
+        f"{recipe.batch_size}{passes}",
+        format_bytes(run.peak_bytes) if entry.fitted else "no fit",
+        _percent(entry.peak_error_percent),
+        format_bytes(reserved) if reserved is not None and entry.fitted else "–",
+        _percent(entry.reserved_error_percent),
+        f"{speed:,.0f}" if speed else "–",
+        f"{run.losses[-1]:.2f}" if run.losses else "–",
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f} %"
+
+
+def _check(folders: Sequence[Path], out: Path) -> int:
+    """Print what is wrong in each folder."""
+    from labkit.recording.review import problems
+
+    if not folders and not out.is_dir():
+        raise InputError(f"there is no folder {out}; `labkit record` makes it")
+    code = 0
+    folders = folders or sorted(path for path in out.iterdir() if path.is_dir())
+    for folder in folders:
+        found = problems(folder)
+        for problem in found or ["valid"]:
+            print(f"{folder}: {problem}")
+        if found:
+            code = 1
+    if not folders:
+        print(f"Nothing is recorded in {out}.")
+    return code

@@ -1,0 +1,1 @@
+"""Lessons: find, execute, check, judge and report them."""

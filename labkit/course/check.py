@@ -1,0 +1,160 @@
+"""Check that an executed notebook did what it should. papermill lets these through:
+
+- an exception inside ``interact`` or ``with Output():``, hidden in widget state;
+- ``SystemExit(0)``, which ends the execution and leaves later cells pending;
+- a cell that was stopped: papermill calls it completed although no reply came.
+
+Beyond those we ask for exactly one result, valid, possible and of this lesson, for no deprecation
+warning about a cell's own code, and for alternative texts of pictures and headings of tables.
+
+Limits: widget outputs that a lesson cleared are gone.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from labkit.course.results import RESULT_MIME, Result
+from labkit.support.html_access import NO_ALT, problems
+from labkit.values import InputError, shown
+
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+#: As Python writes it, with the name that IPython gives the file of a cell.
+_WARNING = re.compile(r"ipykernel_.*?:\d+: (\w*(?:Deprecation|Future)Warning): (.*)")
+
+
+def check_notebook(notebook: Any, *, lesson: str | None = None) -> list[str]:
+    """Return what is wrong with an executed notebook, one sentence each.
+
+    Args:
+        notebook: an nbformat 4 notebook, executed by papermill.
+        lesson: two digits; the result must then be of this lesson. None or "": any.
+    """
+    try:
+        found = [
+            *_errors(notebook),
+            *_unfinished_cells(notebook),
+            *_result_problems(notebook, lesson),
+            *_deprecations(notebook),
+            *_inaccessible(notebook),
+        ]
+    except (AttributeError, KeyError, TypeError) as error:  # no schema covers their metadata
+        return [f"its widgets or parameters are not as Jupyter writes them: {error!r}"]
+    return list(dict.fromkeys(found))  # each once
+
+
+def result_of(notebook: Any) -> Result:
+    """Return the one result that an executed notebook emitted.
+
+    Raises:
+        InputError: there is none, more than one, or it is not valid.
+    """
+    records = [
+        output["data"][RESULT_MIME]
+        for _, cell in _code_cells(notebook)
+        for output in cell.get("outputs", [])
+        if RESULT_MIME in output.get("data", {})
+    ]
+    if not records:
+        raise InputError("it shows no result: lab.result(...) did not run")
+    if len(records) > 1:
+        raise InputError(f"it shows {len(records)} results, where one is expected")
+    return Result.from_dict(records[0])
+
+
+def widget_models(notebook: Any) -> dict[str, Any]:
+    """Return ``model_name`` and ``state`` of each widget by its id."""
+    return notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+
+
+def _code_cells(notebook: Any) -> Iterator[tuple[str, Any]]:
+    """Yield code cells that are not empty, each after its number among all cells and its id."""
+    for number, cell in enumerate(notebook.cells, 1):
+        if cell.cell_type == "code" and cell.source.strip():
+            yield (f"cell {number} ({cell['id']})" if cell.get("id") else f"cell {number}"), cell
+
+
+def _outputs(notebook: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the outputs of cells and of widgets, each after what to call its place."""
+    for name, cell in _code_cells(notebook):
+        for output in cell.get("outputs", []):
+            yield name, output
+    for model in widget_models(notebook).values():
+        for output in model["state"].get("outputs", []):
+            yield "a widget", output
+
+
+def _short(text: str) -> str:
+    line = next(iter(text.strip().splitlines()), "")
+    return line if len(line) <= 300 else line[:300] + "…"
+
+
+def _errors(notebook: Any) -> Iterator[str]:
+    for where, output in _outputs(notebook):
+        if output["output_type"] == "error":
+            verb = "holds the error" if where == "a widget" else "raised"
+            yield f"{where} {verb} {_short(output['ename'])}: {_short(output['evalue'])}"
+
+
+def _unfinished_cells(notebook: Any) -> list[str]:
+    unfinished = [
+        name
+        for name, cell in _code_cells(notebook)
+        if cell.get("execution_count") is None
+        or cell.metadata.get("papermill", {}).get("status") != "completed"
+        # papermill calls a cell completed that was stopped before the kernel replied
+        or "shell.execute_reply" not in cell.metadata.get("execution", {})
+    ]
+    if not unfinished:
+        return []
+    return [f"code cells that did not complete: {len(unfinished)}, first {unfinished[0]}"]
+
+
+def _result_problems(notebook: Any, lesson: str | None) -> list[str]:
+    try:
+        result = result_of(notebook)
+    except InputError as error:
+        return [str(error)]
+    problems = result.broken_invariants()
+    if lesson and result.lesson != lesson:
+        problems.append(f"its result says lesson {result.lesson!r}, not {lesson!r}")
+    given = notebook.metadata.get("papermill", {}).get("parameters") or {}
+    problems += [
+        f"its result says {name} = {shown(result.parameters[name])}, "
+        f"but it was given {shown(value)}"
+        for name, value in given.items()
+        if name in result.parameters and result.parameters[name] != value
+    ]
+    return problems
+
+
+def _deprecations(notebook: Any) -> Iterator[str]:
+    for _, output in _outputs(notebook):
+        if output["output_type"] == "stream" and output["name"] == "stderr":
+            for kind, text in _WARNING.findall(_text(output["text"])):
+                yield f"a cell caused a {kind}: {_short(text)}"
+
+
+def _inaccessible(notebook: Any) -> Iterator[str]:
+    """Yield what readers who cannot see miss in cells and widgets."""
+    for where, output in _outputs(notebook):
+        data = output.get("data", {})
+        found = problems(_text(data.get("text/html", "")))
+        if "text/html" not in data:
+            found += [NO_ALT for kind in data if _lacks_alt(kind, output.get("metadata", {}))]
+        yield from (f"{where} shows {each}" for each in found)
+    for model in widget_models(notebook).values():
+        value = model["state"].get("value")
+        if model.get("model_name") == "HTMLModel" and isinstance(value, str):
+            yield from (f"a widget shows {each}" for each in problems(value))
+
+
+def _lacks_alt(kind: str, metadata: Any) -> bool:
+    """Whether an output of this MIME type is a picture without an alternative text."""
+    own = metadata.get(kind)
+    described = metadata.get("alt") or (isinstance(own, Mapping) and own.get("alt"))
+    return kind.startswith("image/") and not described
+
+
+def _text(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else "".join(text)

@@ -1,0 +1,72 @@
+"""Cards of a lesson: this machine, and the verdict on a claim."""
+
+from collections.abc import Mapping, Sequence
+
+from labkit.course.claims import Verdict, format_found
+from labkit.course.results import JudgementRecord, Result
+from labkit.course.verdicts import Judgement
+from labkit.hardware.this_machine import Machine
+from labkit.show.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
+from labkit.values import format_bytes
+
+NO_RECORD = "No GPU has recorded this claim yet."
+VERDICTS: dict[str, Look] = {
+    Verdict.SUPPORTED: GOOD,
+    Verdict.OVERSTATED: Look("▼", WARM.colour),
+    Verdict.UNDERSTATED: Look("▲", COOL.colour),
+    Verdict.WRONG: BAD,
+    Verdict.DEPENDS: Look("◆", "#6a3d9a"),
+    Verdict.NOT_TESTABLE: QUIET,
+}
+
+
+def claim_card(judgement: Judgement, recorded: Sequence[str] = ()) -> Card:
+    """Show the verdict on a claim, why, and what GPUs recorded for it (`recorded_line`)."""
+    claim, verdict = judgement.claim, str(judgement.verdict)
+    rows = [("Claimed", claim.claimed)]
+    symbols = [f"{VERDICTS[each].symbol} " for each in judgement.by_condition.values()]
+    for i, reason in enumerate(judgement.reasons):
+        rows.append(("" if i else "Found", f"{symbols[i] if symbols else ''}{reason}"))
+    if judgement.mode and judgement.measured is not None:
+        rows.append(("Where", judgement.mode))
+    rows += [("Judged by", claim.measure), ("Rule", claim.rule)]
+    if claim.assumptions:
+        rows.append(("We assume", claim.assumptions))
+    rows.append(("Said by", "; ".join(claim.cited)))
+    rows += [("" if i else "On GPUs", line) for i, line in enumerate(recorded or [NO_RECORD])]
+    return build_card(VERDICTS[verdict], verdict, claim.says, rows=rows).show()
+
+
+def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
+    """Show this machine, whether lessons are measured on it, and how to get a GPU here."""
+    memory = []
+    if machine.capacity_bytes:
+        memory.append(f"{format_bytes(machine.capacity_bytes)} on the device")
+    if machine.host_memory_bytes:
+        memory.append(f"{format_bytes(machine.host_memory_bytes)} on the host")
+    rows = [
+        ("Memory", ", ".join(memory) or "not known"),
+        ("CPU cores", str(machine.cores)),
+        ("bfloat16", "native" if machine.bf16_native else "not native, so slow here"),
+        ("Versions", _versions(machine.versions)),
+    ]
+    if for_a_gpu:
+        rows.append(("For a GPU", for_a_gpu))
+    look, status = (GOOD, "measured") if machine.can_measure else (COOL, "simulated")
+    return build_card(look, status, machine.name, body=machine.note, rows=rows).show()
+
+
+def recorded_line(result: Result, entry: JudgementRecord, unit: str) -> str:
+    """Return a GPU's verdict with its value, versions and date."""
+    versions = _versions(result.machine.get("versions", {}), only=("torch", "cuda", "driver"))
+    found, verdict = format_found(entry.get("measured"), unit), entry["verdict"]
+    notes = "; ".join(filter(None, [versions, result.date[:10]]))
+    return f"{result.where}: {VERDICTS[verdict].symbol} {verdict}, {found} ({notes})"
+
+
+def _versions(versions: Mapping[str, str | None], only: Sequence[str] = ()) -> str:
+    return ", ".join(
+        f"{name} {version}"
+        for name, version in versions.items()
+        if version and (not only or name in only)
+    )

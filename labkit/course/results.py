@@ -1,0 +1,298 @@
+"""What a lesson found: the record that notebooks emit, the runner checks and `results/` keeps.
+
+A notebook shows it as data of MIME type ``RESULT_MIME`` (``lab.result``). What real GPUs gave for a
+lesson is in ``results/<gpu>/<lesson>.json``.
+
+Limits: traces are not stored, only the numbers of a run. A number that is not finite is written as
+the text ``"nan"``, ``"inf"`` or ``"-inf"``, because JSON has no such numbers; only losses become
+numbers again.
+"""
+
+import json
+import math
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from labkit.course import verdicts
+from labkit.course.claims import Verdict
+from labkit.runs import Run
+from labkit.support.files import PACKAGE, Read, read_file, write_atomic
+from labkit.values import InputError, format_bytes, read_record, shown
+
+RESULT_MIME = "application/vnd.labkit.result+json"
+
+Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+#: What a record may hold by itself.
+Plain = Whole | float | str | bool | None
+ShortText = Annotated[str, Meta(max_length=200)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e9)]
+#: In ISO 8601, UTC.
+Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}T", max_length=40)]
+
+
+class MachineFields(TypedDict):
+    """A ``hardware.Machine`` as it is stored."""
+
+    kind: ShortText
+    name: ShortText
+    capacity_bytes: NotRequired[Whole | None]
+    note: NotRequired[str]
+    versions: NotRequired[dict[str, str | None]]
+    bf16_native: NotRequired[bool]
+    cores: NotRequired[Whole]
+    host_memory_bytes: NotRequired[Whole | None]
+    in_colab: NotRequired[bool]
+
+
+class JudgementRecord(TypedDict):
+    """A ``verdicts.Judgement`` as it is stored."""
+
+    id: str
+    verdict: Verdict
+    says: NotRequired[str | None]
+    claimed: NotRequired[str | None]
+    unit: NotRequired[str | None]
+    sources: NotRequired[list[str]]
+    measured: NotRequired[Plain | dict[str, Plain]]
+    by_condition: NotRequired[dict[str, str]]
+    mode: NotRequired[str | None]
+    reasons: NotRequired[list[str]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One execution of one lesson.
+
+    Attributes:
+        lesson: two digits, ``"06"``.
+        title: the lesson's title.
+        machine: where it ran.
+        parameters: what the lesson ran with (numbers, texts, booleans or None).
+        runs: the runs shown in its figures, without traces.
+        judgements: one per claim.
+        seconds: from ``lab.start`` to ``lab.result``.
+        date: of its end.
+    """
+
+    lesson: Annotated[str, Meta(pattern=r"^[0-9]{2}\Z")]
+    title: ShortText
+    machine: MachineFields
+    parameters: dict[str, Plain | list[Plain]]
+    runs: tuple[Run, ...]
+    judgements: tuple[JudgementRecord, ...]
+    seconds: Seconds
+    date: Date
+    schema: Literal[1] = 1
+
+    @property
+    def where(self) -> str:
+        """The machine's name, for a label."""
+        return self.machine["name"]
+
+    def __str__(self) -> str:
+        peaks = [run.peak_bytes for run in self.runs]
+        span = f"peaks {format_bytes(min(peaks))} to {format_bytes(max(peaks))}" if peaks else ""
+        judged = ", ".join(f"{j['id']}: {j['verdict']}" for j in self.judgements)
+        return (
+            f"Lesson {self.lesson}: {len(self.runs)} runs on {self.where}, {span}. "
+            f"Verdicts: {judged or 'none'}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain(record | {"runs": [run.to_dict() for run in self.runs]})
+
+    @classmethod
+    def from_dict(cls, record: Any) -> "Result":
+        """Read back what ``to_dict`` wrote.
+
+        Raises:
+            InputError: a field is missing, unknown, of the wrong kind or out of range.
+        """
+        if isinstance(record, Mapping) and isinstance(record.get("runs"), list):
+            record = {**record, "runs": [read_run(run) for run in record["runs"]]}
+        return read_record(cls, record, "a result")
+
+    def broken_invariants(self) -> list[str]:
+        """Return one sentence for each thing that cannot be true of a real result."""
+        broken = [] if self.runs else ["the result holds no runs"]
+        for number, run in enumerate(self.runs, 1):
+            broken += [f"run {number} ({run.name}): {problem}" for problem in impossible(run)]
+        for judgement in self.judgements:
+            broken += _misjudged(judgement)
+        judged = Counter(judgement["id"] for judgement in self.judgements)
+        broken += [f"claim {id!r} is judged twice" for id in sorted(judged) if judged[id] > 1]
+        return broken
+
+
+def impossible(run: Run) -> list[str]:
+    """Return what cannot be true of a real run, one phrase each."""
+    problems = []
+    if run.peak_bytes <= 0 and run.oom is None:
+        problems.append("its peak is 0 bytes")
+    if run.step_peaks_bytes and max(run.step_peaks_bytes) > run.peak_bytes:
+        problems.append("one step's peak is above the peak of the whole run")
+    if run.reserved_bytes is not None and run.reserved_bytes < run.peak_bytes:
+        problems.append("it reserved fewer bytes than it allocated")
+    if run.mode == "measured" and run.capacity_bytes and run.peak_bytes > run.capacity_bytes:
+        problems.append("it was measured above the capacity of its device")
+    if run.mode == "simulated" and (run.losses or run.step_seconds):
+        problems.append("a simulation has neither losses nor seconds")
+    if run.oom is not None and run.oom.live_bytes > run.peak_bytes:
+        problems.append("more bytes were live when memory ran out than at the peak")
+    return problems
+
+
+def _misjudged(judgement: JudgementRecord) -> list[str]:
+    id, verdict = judgement["id"], judgement["verdict"]
+    try:
+        again = verdicts.judge(id, judgement.get("measured"), judgement.get("mode")).verdict
+    except InputError as error:
+        return [str(error)]
+    if again != verdict:
+        return [f"claim {id!r} is recorded as {str(verdict)!r}, but its rule gives {again!s}"]
+    return []
+
+
+# --- reading and writing -----------------------------------------------------------------------
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def read_run(record: Any) -> Run:
+    """Read the run of which ``plain(run.to_dict())`` was stored.
+
+    Raises:
+        InputError: as ``Run.from_dict``.
+    """
+    if isinstance(record, Mapping) and isinstance(record.get("losses"), list):
+        losses = [_NOT_FINITE.get(loss, loss) if isinstance(loss, str) else loss
+                  for loss in record["losses"]]  # fmt: skip
+        record = {**record, "losses": losses}
+    return Run.from_dict(record)
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as JSON holds it: texts for numbers that are not finite, lists for tuples.
+
+    Raises:
+        InputError: it holds something else than texts, numbers, yes or no, lists and mappings.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(
+        f"{shown(value)} cannot be stored: a result holds texts, numbers and lists of them"
+    )
+
+
+def save(result: Result, path: Path | str) -> None:
+    """Write ``result`` to ``path`` as JSON, atomically.
+
+    Raises:
+        OSError: as ``write_atomic``.
+    """
+    write_atomic(Path(path), json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
+
+
+def load(path: Path | str) -> Result:
+    """Read the result stored at ``path``.
+
+    Raises:
+        InputError: there is no such file, it is too large, not JSON, or not a valid result.
+    """
+    return read_file(Path(path), Result.from_dict, "a result")
+
+
+def lesson_number(lesson: str | int) -> str:
+    """Return ``lesson`` as two digits.
+
+    Raises:
+        InputError: it is not a number from 0 to 99.
+    """
+    text = str(lesson)
+    if not re.fullmatch(r"\d{1,2}", text, re.ASCII):
+        raise InputError(f"a lesson's number is from 0 to 99, for example '06', not {lesson!r}")
+    return text.zfill(2)
+
+
+# --- recorded on real GPUs ---------------------------------------------------------------------
+
+
+def result_folders() -> list[Path]:
+    """Return the folders of recorded results: the repository's, then the package's own copy."""
+    return [f for f in (PACKAGE.parent / "results", PACKAGE / "recorded") if f.is_dir()]
+
+
+def load_recorded(path: Path) -> Result:
+    """Read a recording, ``<gpu>/<lesson>.json``.
+
+    Raises:
+        InputError: as ``load``; or the result is of another lesson, or a run in it cannot be.
+    """
+    found = load(path)
+    if found.lesson != path.stem:
+        raise InputError(f"{path} holds a result of lesson {found.lesson!r}")
+    for number, run in enumerate(found.runs, 1):
+        for problem in impossible(run):
+            raise InputError(f"{path}: run {number} ({run.name}): {problem}")
+    return found
+
+
+def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
+    """Return what real GPUs gave for ``lesson``, one result per GPU, ordered by the GPU's name.
+
+    Args:
+        lesson: ``"06"`` or ``6``.
+        folder: holds ``<gpu>/<lesson>.json``; the course's own recordings if None.
+
+    Raises:
+        InputError: ``lesson`` is not a number.
+    """
+    found = read_folders(folder, f"{lesson_number(lesson)}.json", load_recorded)
+    return list(found.values())
+
+
+def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
+    """Return what each GPU gave for all lessons, by the name of its folder, ordered by lesson.
+
+    Args:
+        folder: as for ``recorded``.
+    """
+    by_gpu: dict[str, list[Result]] = defaultdict(list)
+    for (gpu, _), result in read_folders(folder, "[0-9]*.json", load_recorded).items():
+        by_gpu[gpu].append(result)
+    return dict(by_gpu)
+
+
+def read_folders(
+    folder: Path | str | None, pattern: str, load: Callable[[Path], Read]
+) -> dict[tuple[str, str], Read]:
+    """Return what ``load`` reads from each ``<gpu>/<pattern>``, by GPU and file stem, sorted.
+
+    A file that ``load`` refuses with `InputError` is named in a warning and left out.
+
+    Args:
+        folder: holds a folder per GPU; the course's own recordings if None.
+    """
+    found: dict[tuple[str, str], Read] = {}
+    for base in [Path(folder)] if folder is not None else result_folders():
+        for path in sorted(base.glob(f"*/{pattern}")):
+            try:
+                found.setdefault((path.parent.name, path.stem), load(path))
+            except InputError as error:
+                warnings.warn(f"recorded file left out: {error}", UserWarning, stacklevel=3)
+    return dict(sorted(found.items()))

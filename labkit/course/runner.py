@@ -1,0 +1,203 @@
+"""Execute lessons and check them: ``run`` is what `labkit run` and `make course` do.
+
+Each lesson runs in a separate process and kernel, always with this Python. The output folder gets,
+per lesson: ``NAME.ipynb`` once it passed, else ``NAME.failed.ipynb`` with everything up to the
+failure; ``NAME.json``, the outcome; ``NAME.log`` if something was logged.
+
+Limits: two runs at a time need two folders.
+"""
+
+import importlib.util
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from labkit.course.check import check_notebook
+from labkit.course.execution import Job, execute, kernel_environment
+from labkit.course.lessons import (
+    Lesson,
+    check_parameters,
+    declared_parameters,
+    read_notebook,
+    title_of,
+)
+from labkit.course.outcomes import Outcome, environment_hash, fingerprint, read_outcome, store
+from labkit.values import InputError
+
+
+@dataclass(frozen=True)
+class Course:
+    """The outcomes of ``run``, one per lesson, in order."""
+
+    outcomes: tuple[Outcome, ...]
+    folder: Path
+    interrupted: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return all(outcome.passed for outcome in self.outcomes)
+
+
+def run(
+    lessons: Sequence[Lesson],
+    *,
+    folder: Path,
+    parameters: Sequence[tuple[str, str]] = (),
+    jobs: int = 1,
+    resume: bool = False,
+    timeout_seconds: float = 600,
+    on_done: Callable[[Outcome], None] | None = None,
+) -> Course:
+    """Execute and check ``lessons``; a lesson that fails does not stop the others.
+
+    Args:
+        lessons: from ``lessons.find``.
+        folder: where outcomes and executed notebooks go; created if need be.
+        parameters: ``(name, text)`` pairs, set in every lesson.
+        jobs: how many lessons at a time.
+        resume: skip lessons that passed before with the same source, parameters, environment.
+        timeout_seconds: limit per lesson.
+        on_done: called in the main thread with each outcome of this call, as soon as it is there.
+
+    Ctrl-C stops the kernels and returns what there is, with ``interrupted`` set.
+
+    Raises:
+        InputError: a notebook cannot be read, a parameter is unknown or unfit, or the folder
+            cannot be written.
+    """
+    from labkit.hardware.this_machine import machine
+
+    if importlib.util.find_spec("papermill") is None:
+        raise InputError("to run lessons: pip install 'gpu-memory-lab[notebooks]'")
+    environment = environment_hash(machine())
+    queue = [_job(lesson, parameters, environment, folder, timeout_seconds) for lesson in lessons]
+    prepare_folder(folder)
+    done: dict[str, Outcome] = {}
+    todo = []
+    for job in queue:
+        earlier = _still_valid(job) if resume else None
+        if earlier is None:
+            todo.append(job)
+        else:
+            done[job.lesson.name] = earlier
+            if on_done:
+                on_done(earlier)
+    interrupted = _run_all(todo, folder, jobs, done, on_done)
+    return Course(tuple(done[job.lesson.name] for job in queue), folder, interrupted)
+
+
+def _job(
+    lesson: Lesson,
+    pairs: Sequence[tuple[str, str]],
+    environment: str,
+    folder: Path,
+    timeout_seconds: float,
+) -> Job:
+    notebook = read_notebook(lesson.path)
+    name = lesson.number or lesson.name
+    parameters = check_parameters(pairs, declared_parameters(notebook), name)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    return Job(
+        lesson=lesson,
+        title=title_of(notebook, lesson),
+        cells=len(cells),
+        parameters=parameters,
+        fingerprint=fingerprint(notebook, parameters, environment),
+        folder=folder,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _run_all(
+    todo: Sequence[Job],
+    folder: Path,
+    jobs: int,
+    done: dict[str, Outcome],
+    on_done: Callable[[Outcome], None] | None,
+) -> bool:
+    """Fill ``done``; return whether Ctrl-C ended it."""
+    stop = threading.Event()
+    interrupted = False
+    with kernel_environment(folder, jobs) as environment, ThreadPoolExecutor(jobs) as pool:
+        pending = {pool.submit(_run_one, job, environment, stop) for job in todo}
+        futures = list(pending)
+        while pending:
+            try:
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    outcome = future.result()
+                    done[outcome.name] = outcome
+                    if on_done and outcome.status in ("passed", "failed"):
+                        on_done(outcome)
+            except KeyboardInterrupt:
+                interrupted = True
+                stop.set()
+            except BaseException:
+                stop.set()
+                raise
+    for future in futures:  # Ctrl-C may have come between an outcome and its entry
+        done.setdefault(future.result().name, future.result())
+    return interrupted
+
+
+def _run_one(job: Job, environment: Mapping[str, str], stop: threading.Event) -> Outcome:
+    """Execute, check, and store the outcome, whatever the lesson does."""
+    outcome = Outcome(
+        job.lesson.number, job.lesson.name, job.title, "not started", fingerprint=job.fingerprint
+    )
+    if stop.is_set():
+        return outcome
+    started = time.monotonic()
+    partial = job.folder / f"{job.lesson.name}.partial.ipynb"
+    ended = execute(job, partial, environment, stop)
+    if ended is None:
+        name = partial.name if partial.exists() else ""
+        return replace(outcome, status="interrupted", notebook=name)
+    problems = [ended.failure] if ended.failure else []
+    try:
+        problems += check_notebook(read_notebook(partial), lesson=job.lesson.number)
+    except InputError as error:
+        problems.append(str(error))
+    outcome = replace(
+        outcome,
+        status="failed" if problems else "passed",
+        problems=tuple(problems),
+        seconds=round(time.monotonic() - started, 2),
+        host_peak_bytes=ended.host_peak_bytes,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return store(outcome, partial, job.folder)
+
+
+def _still_valid(job: Job) -> Outcome | None:
+    """Return the earlier outcome if it and its notebook are still valid for the fingerprint."""
+    try:
+        outcome = read_outcome(job.folder / f"{job.lesson.name}.json")
+        if not outcome.passed or outcome.fingerprint != job.fingerprint:
+            return None
+        notebook = read_notebook(job.folder / outcome.notebook)
+        if check_notebook(notebook, lesson=job.lesson.number):
+            return None
+    except InputError:
+        return None  # missing or damaged: the lesson is executed again
+    return replace(outcome, reused=True)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create ``folder`` and check that it can be written.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InputError(
+            f"cannot write to the folder {folder}: {error.strerror or error}; --out names another"
+        ) from error

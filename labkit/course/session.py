@@ -1,0 +1,216 @@
+"""The lesson that this kernel is running: ``lab.start`` begins it, ``lab.result`` ends it.
+
+Limits: one lesson at a time per process.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit.course import hosted, lesson_cards, results
+from labkit.course.claims import Claim, Verdict, find
+from labkit.course.lessons import default_folder
+from labkit.course.results import RESULT_MIME, Result, lesson_number, plain
+from labkit.course.verdicts import Judgement, judge
+from labkit.hardware import this_machine
+from labkit.runs import Run
+from labkit.show import cards, tables
+from labkit.support.scratch import TemporaryFolder
+from labkit.values import InputError
+
+
+class ExpectationFailed(AssertionError):  # noqa: N818 (a sentence, not a category)
+    """Something that must hold on any machine does not. The message says what."""
+
+
+@dataclass
+class _Session:
+    lesson: str | None = None
+    title: str = ""
+    machine: Any = None
+    started: float = 0.0
+    temporary_folder: TemporaryFolder | None = None
+
+
+current = _Session()
+#: The judgements of this lesson, the latest of each claim.
+judgements: list[Judgement] = []
+
+
+def claim(id: str, measured: Any, mode: str | None = None) -> Judgement:
+    """Judge a claim, show its card with the verdicts recorded on GPUs, and remember it.
+
+    Takes ``id``, ``measured`` and ``mode`` as ``judge`` does. Where a claim needs a GPU and
+    ``mode`` is not given, a value counts as measured on this machine's GPU if it has one.
+
+    Raises:
+        InputError: there is no such claim.
+    """
+    if mode is None and measured is not None and find(id).needs == "gpu":
+        here = this_machine.machine()
+        mode = f"measured on {here.name}" if here.can_measure else None
+    judgement = judge(id, measured, mode)
+    judgements[:] = [old for old in judgements if old.claim.id != judgement.claim.id]
+    judgements.append(judgement)
+    lesson_cards.claim_card(judgement, recorded_lines(judgement.claim))
+    return judgement
+
+
+def recorded_lines(claim: Claim) -> list[str]:
+    """Return what each GPU that tested the claim recorded, as text."""
+    return [
+        lesson_cards.recorded_line(result, entry, claim.unit)
+        for result in results.recorded(claim.lesson)
+        for entry in result.judgements
+        if entry["id"] == claim.id and entry["verdict"] != Verdict.NOT_TESTABLE
+    ]
+
+
+def expect(condition: Any, message: str) -> None:
+    """Check what must hold on any machine; ``message`` says what that is.
+
+    Raises:
+        ExpectationFailed: ``condition`` is false.
+    """
+    if not condition:
+        raise ExpectationFailed(message)
+    print(f"✓ {message}")
+
+
+def start(lesson: str | int) -> this_machine.Machine:
+    """Begin ``lesson`` (``"06"`` or ``6``): forget earlier judgements, show this machine's card.
+
+    On Colab and Kaggle the card says how to get a GPU if there is none, and what peft could not
+    work with is removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread fewer than there
+    are cores.
+
+    Returns:
+        This machine.
+
+    Raises:
+        InputError: the lesson is not a number.
+    """
+    current.lesson = lesson_number(lesson)
+    current.title = _title_from_file(current.lesson)
+    current.machine = this_machine.machine()
+    current.started = time.monotonic()
+    judgements.clear()
+    _leave_a_core_free(current.machine.cores)
+    lesson_cards.machine_card(current.machine, for_a_gpu=hosted.for_a_gpu(current.machine))
+    if done := hosted.prepare(current.machine):
+        cards.message_card(done, title="torchao")
+    return current.machine
+
+
+def _leave_a_core_free(cores: int) -> None:
+    """PyTorch's threads spin while they wait for each other. Where a browser or any other process
+    takes the core that one of them needs, small steps become many times slower; `labkit run` sets
+    OMP_WAIT_POLICY instead, which is read only when PyTorch is imported."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores - 1))
+
+
+def folder() -> Path:
+    """Return a folder for what a lesson writes, such as a program for other processes.
+
+    It is created at the first call and removed with this process; modules in it can be imported.
+    """
+    if current.temporary_folder is None:
+        current.temporary_folder = TemporaryFolder()
+        sys.path.append(str(current.temporary_folder.path))
+    return current.temporary_folder.path
+
+
+def recorded(lesson: str | int | None = None) -> None:
+    """Show what real GPUs recorded for a lesson, or that none has yet.
+
+    Args:
+        lesson: its number; the lesson that is running if None.
+
+    Raises:
+        InputError: the lesson is not a number, or none is running.
+    """
+    number = lesson_number(lesson if lesson is not None else current.lesson or "")
+    found = results.recorded(number)
+    if not found:
+        cards.message_card(
+            "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it.",
+            title="Recorded on real GPUs",
+        )
+    for result in found:
+        version = result.machine.get("versions", {}).get("torch")
+        cards.message_card(
+            f"Recorded on {result.where}, {result.date[:10]}, PyTorch {version}.",
+            title="Recorded on real GPUs",
+        )
+        tables.table(list(result.runs))
+
+
+def _title_from_file(lesson: str) -> str:
+    for path in sorted(default_folder().glob(f"{lesson}_*.ipynb")):
+        return path.stem[3:].replace("_", " ").capitalize()
+    return f"Lesson {lesson}"
+
+
+def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:
+    """Return what ``result`` shows: these runs, and the claims judged so far."""
+    if current.lesson is None:
+        raise InputError("call lab.start('06') (with the lesson's number) before lab.result")
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    for run in runs:
+        if not isinstance(run, Run):
+            raise InputError(f"runs must hold what lab.run gave, not {type(run).__name__}")
+    found = Result(
+        lesson=current.lesson,
+        title=current.title,
+        machine=asdict(current.machine),
+        parameters=parameters,
+        runs=tuple(runs),
+        judgements=tuple(judgement_record(judgement) for judgement in judgements),
+        seconds=round(time.monotonic() - current.started, 3),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return Result.from_dict(found.to_dict())  # checked
+
+
+def judgement_record(judgement: Judgement) -> dict[str, Any]:
+    """Return a judgement as a JSON-ready object."""
+    claim = judgement.claim
+    return {
+        "id": claim.id,
+        "says": claim.says,
+        "claimed": claim.claimed,
+        "unit": claim.unit,
+        "sources": list(claim.sources),
+        "verdict": str(judgement.verdict),
+        "measured": plain(judgement.measured),
+        "by_condition": {name: str(v) for name, v in judgement.by_condition.items()},
+        "mode": judgement.mode,
+        "reasons": list(judgement.reasons),
+    }
+
+
+def result(runs: Run | Iterable[Run], **parameters: Any) -> None:
+    """Show the lesson's result as data: ``lab.result(runs, batch_size=batch_size, ...)``.
+
+    Args:
+        runs: one run, or those that the figures show.
+        **parameters: what the lesson ran with, by name.
+
+    Raises:
+        InputError: ``lab.start`` was not called, or something is not a run or a plain value.
+    """
+    found = build(runs, **parameters)
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
+    if ipython is None or ipython.get_ipython() is None:
+        print(found)
+    else:
+        bundle = {RESULT_MIME: found.to_dict(), "text/plain": str(found)}
+        ipython.display.display(bundle, raw=True)

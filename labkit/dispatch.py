@@ -1,0 +1,54 @@
+"""run(): measure an experiment where there is a GPU, else simulate it."""
+
+from typing import Any
+
+from labkit.experiment import Experiment
+from labkit.hardware import catalogue, this_machine
+from labkit.hardware.catalogue import DEFAULT_GPU
+from labkit.runs import Run
+
+
+def run(
+    experiment: Experiment,
+    *,
+    gpu: str | None = None,
+    steps: int | None = None,
+    ranks: int | None = None,
+    alike: str | None = None,
+    **parameters: Any,
+) -> Run:
+    """Measure where there is a GPU that PyTorch can measure, else simulate for ``gpu``.
+
+    Args:
+        experiment: generator function ``experiment(device, ...)`` yielding the loss per step.
+        gpu: the GPU to simulate where nothing can be measured; by default the pretended GPU,
+            else a T4. Ignored (but checked) where there is a real one.
+        steps: training steps; by default what `measure` or `simulate` takes.
+        ranks: as one of this many processes with a GPU each: launched where there are as many
+            GPUs, else simulated. The run is that of the rank with the highest peak.
+        alike: as for `simulate`; nothing is left out where it is measured.
+        **parameters: the experiment's own arguments.
+
+    Raises:
+        InputError: as `measure` and `simulate` do.
+    """
+    if steps is not None:
+        parameters["steps"] = steps
+    if gpu is not None:
+        gpu = catalogue.gpu(gpu)
+    elif this_machine.pretended() is None and this_machine.current_budget_bytes() is None:
+        gpu = catalogue.gpu(DEFAULT_GPU)
+    # What is not used is not imported: the first run of most lessons is a simulation.
+    if this_machine.machine().can_measure:
+        if ranks is None:
+            from labkit.measurement import measure
+
+            return measure(experiment, **parameters)
+        from labkit.distributed.launch import gpu_for_each, launch
+
+        if gpu_for_each(ranks):
+            runs = launch(experiment, ranks=ranks, **parameters)
+            return max(runs, key=lambda run: run.peak_bytes)
+    from labkit.simulation import simulate
+
+    return simulate(experiment, gpu=gpu, ranks=ranks, alike=alike, **parameters)

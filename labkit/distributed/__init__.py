@@ -1,0 +1,1 @@
+"""One experiment on several ranks, each in its own process."""

@@ -1,0 +1,192 @@
+"""Exercises: a check that explains, hints one at a time, and a solution.
+
+A lesson's exercises are in ``labkit/exercises/lesson_NN.py``: solutions, checks decorated with
+``check_of``, and what they compare with, as the notebook shows it. The notebook asks the question:
+
+    exercise = lab.exercise("06-1")
+    answer = ...
+    exercise.check(answer)
+
+A check answers *correct*, *not yet* with a reason, or *not attempted*. It never raises because
+of what the learner gave, not even where the learner's own function raises.
+
+Limits: the learner's code runs in this process, without a time limit.
+"""
+
+import copy
+import importlib
+import inspect
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from labkit.exercises.checks import Correct, NotAttempted
+from labkit.hardware.cuda import clear_exception
+from labkit.show.cards import GOOD, QUIET, WARM, Card, Look, Shown, build_card, message_card
+from labkit.values import InputError, one_of, shown
+
+Check = Callable[[Any], str | Correct | None]
+
+
+class Status(StrEnum):
+    """The result of a check."""
+
+    CORRECT = "correct"
+    NOT_YET = "not yet"
+    NOT_ATTEMPTED = "not attempted"
+
+
+@dataclass(frozen=True)
+class Outcome(Shown):
+    """The status of an answer, and a message for the learner."""
+
+    id: str
+    status: Status
+    message: str
+
+
+class Exercise:
+    """One exercise.
+
+    The solution says which kind of answer is asked for: a function without parameters returns
+    the right value; any other function, generator function or class is itself a right answer.
+
+    Args:
+        id: lesson and number, ``"06-1"``.
+        solution: ``.solution()`` shows its source.
+        hints: shown one at a time, from a nudge to nearly the answer.
+        check: given the answer; returns None if it is correct, a sentence saying why not yet, or
+            a ``Correct``.
+    """
+
+    def __init__(
+        self, id: str, solution: Callable[..., Any], hints: Sequence[str], check: Check
+    ) -> None:
+        self.id = id
+        self.hints = hints
+        self._solution = solution
+        self.asks_for_function = bool(inspect.signature(solution).parameters)
+        self._asks_for_experiment = inspect.isgeneratorfunction(solution)
+        self._check = check
+        self._hints_shown = 0
+
+    @property
+    def right_answer(self) -> Any:
+        """A correct answer, given by the solution."""
+        return self._solution if self.asks_for_function else self._solution()
+
+    def check(self, answer: Any = ...) -> Outcome:
+        """Check an answer and show the outcome. Raises nothing but KeyboardInterrupt."""
+        outcome = self._outcome(answer)
+        exercise_card(outcome)
+        return outcome
+
+    def hint(self) -> None:
+        """Show the next hint."""
+        if self._hints_shown == len(self.hints):
+            text = "There are no more hints. `.solution()` shows one way to do it."
+            message_card(text, title="no more hints")
+            return
+        self._hints_shown += 1
+        title = f"hint {self._hints_shown} of {len(self.hints)}"
+        message_card(self.hints[self._hints_shown - 1], title=title, tone="hint")
+
+    def solution(self) -> None:
+        """Show one way to do it, as source."""
+        source = textwrap.dedent(inspect.getsource(self._solution)).strip()
+        message_card("One way to do it:", title="solution", tone="good", code=source)
+
+    def _outcome(self, answer: Any) -> Outcome:
+        try:
+            self._expect_an_attempt(answer)
+            result = self._check(answer)
+        except NotAttempted as stub:
+            return Outcome(self.id, Status.NOT_ATTEMPTED, str(stub))
+        # Whatever the learner's code does is an answer, not an error; `sys.exit()`, too.
+        except (Exception, SystemExit) as error:
+            result = _because(error, answer)
+            clear_exception(error)  # its frames would keep the learner's tensors alive
+        if isinstance(result, str):
+            return Outcome(self.id, Status.NOT_YET, result)
+        message = result.message if result else "That is right."
+        return Outcome(self.id, Status.CORRECT, message)
+
+    def _expect_an_attempt(self, answer: Any) -> None:
+        parts = answer.values() if isinstance(answer, dict) else [answer]
+        if all(part is None or part is ... for part in parts):
+            raise NotAttempted("Put your answer in place of the `...`, then check again.")
+        if not self.asks_for_function:
+            return
+        if inspect.isgenerator(answer) or not callable(answer):
+            raise InputError(f"give the function itself, without calling it, not {shown(answer)}")
+        if self._asks_for_experiment and not inspect.isgeneratorfunction(answer):
+            name = getattr(answer, "__name__", "your function")
+            raise NotAttempted(
+                f"`{name}` has no `yield` yet: an experiment yields the loss once per step."
+            )
+
+
+_EXERCISES: dict[str, Exercise] = {}
+
+
+def check_of(id: str, solution: Callable[..., Any], *hints: str) -> Callable[[Check], Check]:
+    """Make the decorated function the check of the exercise ``id``; see ``Exercise``."""
+
+    def register(check: Check) -> Check:
+        _EXERCISES[id] = Exercise(id, solution, hints, check)
+        return check
+
+    return register
+
+
+def exercise(id: str) -> Exercise:
+    """Return the exercise called ``id``, with all its hints still to come.
+
+    Raises:
+        InputError: there is no such exercise; the message names the nearest.
+    """
+    modules = Path(__file__).parent.glob("lesson_*.py")
+    lessons = sorted(module.stem.removeprefix("lesson_") for module in modules)
+    lesson = one_of(str(id).partition("-")[0], lessons, "lesson")
+    return copy.copy(_EXERCISES[one_of(id, of_lesson(lesson), "exercise")])
+
+
+def of_lesson(lesson: str) -> list[str]:
+    """Return the ids of all exercises of lesson ``"06"``."""
+    importlib.import_module(f"labkit.exercises.lesson_{lesson}")
+    return sorted(id for id in _EXERCISES if id.startswith(lesson))
+
+
+# --- what to say when the learner's code raises ------------------------------------------------
+
+
+def _because(error: BaseException, answer: Any) -> str:
+    what = traceback.format_exception_only(error)[-1].strip()[:400]
+    if isinstance(error, InputError):
+        return f"Your answer cannot be used: {error}"
+    if not callable(answer):
+        return f"Your answer could not be checked: {shown(answer)} led to {what}"
+    code = answer.__code__ if inspect.isfunction(answer) else None
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    if not own:
+        return f"Your function raised {what}"
+    line = f": `{own[-1].line}`" if own[-1].line else ""
+    return f"Your function raised {what}\n\nIt happened in line {own[-1].lineno}{line}"
+
+
+OUTCOMES: dict[str, Look] = {
+    "correct": GOOD,
+    "not yet": Look("↻", WARM.colour),
+    "not attempted": QUIET,
+}
+
+
+def exercise_card(outcome: Outcome) -> Card:
+    """Show the outcome of a check."""
+    look = OUTCOMES[outcome.status]
+    return build_card(look, outcome.status, f"Exercise {outcome.id}", body=outcome.message).show()

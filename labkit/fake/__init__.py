@@ -1,0 +1,1 @@
+"""Fake tensors that behave as tensors on a CUDA device do."""

@@ -1,0 +1,149 @@
+"""The one place that calls PyTorch's CUDA memory functions, and cleaning up after an error.
+
+On a machine without CUDA those functions return zeros, raise, or raise something else; here
+they answer None, do nothing, or say so in a sentence. On ROCm the same functions reach the AMD GPU.
+
+Limits: the current device only. Recording history and writing snapshots are private functions of
+PyTorch (``torch.cuda.memory._record_memory_history``, ``_dump_snapshot``) and may change.
+"""
+
+import ctypes
+import gc
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit.values import InputError
+
+MOST_EVENTS = 100_000  # older ones are dropped from a recorded history
+NO_CUDA = "No CUDA device on this machine, so PyTorch's CUDA allocator has nothing to report."
+
+
+class CudaMemory:
+    """PyTorch's CUDA caching allocator, or its absence. Sizes are bytes."""
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a CUDA (or ROCm) device that works."""
+        if not torch.cuda.is_available():
+            return False
+        try:
+            torch.cuda.init()  # some questions fail on a context that is not there yet
+        except (RuntimeError, AssertionError):
+            return False  # a broken driver: `hardware.this_machine` says so in its note
+        return True
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        return question(*arguments) if self.available else None
+
+    def allocated(self) -> int | None:
+        """Bytes that live tensors hold."""
+        return self._ask(torch.cuda.memory_allocated)
+
+    def reserved(self) -> int | None:
+        """Bytes that the allocator holds, for tensors and in its cache."""
+        return self._ask(torch.cuda.memory_reserved)
+
+    def peak_allocated(self) -> int | None:
+        """The most `allocated` since `reset_peaks`."""
+        return self._ask(torch.cuda.max_memory_allocated)
+
+    def peak_reserved(self) -> int | None:
+        """The most `reserved` since `reset_peaks`."""
+        return self._ask(torch.cuda.max_memory_reserved)
+
+    def reset_peaks(self) -> None:
+        """Start both peaks again from what is held now."""
+        self._ask(torch.cuda.reset_peak_memory_stats)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+        self._ask(torch.cuda.synchronize)
+
+    def empty_cache(self) -> None:
+        """Return the cached blocks that no tensor uses to the driver."""
+        self._ask(torch.cuda.empty_cache)
+
+    def clear_workspaces(self) -> None:
+        """Free the workspaces that cuBLAS keeps between calls; they are allocated again on use."""
+        if self.available:
+            torch._C._cuda_clearCublasWorkspaces()
+
+    def cap(self, fraction: float) -> None:
+        """Limit the allocator to this fraction (0 to 1) of the total; 1.0 lifts the limit."""
+        self._ask(torch.cuda.set_per_process_memory_fraction, fraction)
+
+    def summary(self) -> str:
+        """Return ``torch.cuda.memory_summary()``, or a sentence that says why there is none."""
+        return self._ask(torch.cuda.memory_summary) or NO_CUDA
+
+    def record_history(self, on: bool) -> None:
+        """Start recording every allocation with its Python stack, or stop and drop the record."""
+        record = torch.cuda.memory._record_memory_history
+        if self.available and on:
+            record("all", stacks="python", max_entries=MOST_EVENTS)
+        elif self.available:
+            record(None)
+
+    def snapshot_to(self, path: str | Path) -> Path | None:
+        """Write the allocator's snapshot as a pickle; None without CUDA. See `hardware.snapshots`.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        try:
+            self._ask(torch.cuda.memory._dump_snapshot, str(path))
+        except OSError as error:
+            raise InputError(f"cannot write the snapshot {str(path)!r}: {error}") from error
+        return Path(path) if self.available else None
+
+
+cuda_memory = CudaMemory()
+
+
+def free_memory() -> None:
+    """Free everything that only a finished error or the cache still holds.
+
+    After an exception the interpreter and Jupyter keep its traceback, and with it every tensor in
+    every frame. This forgets it, collects garbage and returns cached blocks to the driver, and on
+    Linux what glibc's heap keeps of freed host memory to the system.
+
+    Limits: tensors that you hold by name, or in Jupyter's ``Out``, stay. Call it outside the
+    ``except`` block, where the exception is still alive.
+    """
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    ipython = sys.modules.get("IPython")  # a shell can only be running if it was imported
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        if getattr(shell, "InteractiveTB", None) is not None:
+            shell.InteractiveTB.tb = None
+        shell.last_execution_result = None
+    gc.collect()
+    cuda_memory.empty_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
+
+
+def clear_exception(error: BaseException) -> None:
+    """Empty the frames that ``error`` keeps alive, its causes and group members included.
+
+    The traceback still prints. Frames that are still running are left as they are.
+    """
+    waiting, seen = [error], set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        waiting += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            waiting += current.exceptions

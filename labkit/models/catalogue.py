@@ -1,0 +1,228 @@
+"""Models by name, at any size, with random weights; activation checkpointing.
+
+    model = lab.model("Llama-3.1-8B", device=device, dtype=torch.bfloat16, layers=4)
+    for ids in lab.batches(device=device, batch_size=4, seq_len=512):
+        loss = model(input_ids=ids, labels=ids).loss
+
+``models.toml`` beside this file lists the models with parameter counts and sources.
+Limits: text-only decoders. The weights are random, so memory and time are those of the real
+model, and the loss is not. transformers is imported when the first model is built, not before.
+"""
+
+import copy
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
+
+from labkit.models.precisions import _device
+from labkit.models.pretrained import WEIGHTS, model_folder
+from labkit.out_of_memory import is_out_of_memory
+from labkit.values import InputError, one_of, positive_int
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+#: Attention implementations: the plain form, and PyTorch's fused ``scaled_dot_product_attention``.
+ATTENTIONS = ("sdpa", "eager")
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: The models whose real weights the course uses.
+PRETRAINED = ("SmolLM2-135M",)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One model of the table.
+
+    Attributes:
+        name: how lessons call it.
+        model_type: its architecture, as transformers calls it.
+        parameters: how many parameters the published model has.
+        license: of the published weights.
+        source: title and address of the page that gives them.
+        config: the fields of its config that decide shape and arithmetic.
+    """
+
+    name: str
+    model_type: str
+    parameters: int
+    license: str
+    source: str
+    config: dict[str, Any]
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
+MODELS = {name: ModelInfo(name=name, **row) for name, row in _TABLE.items()}
+
+
+def model_info(name: str) -> ModelInfo:
+    """Return the table's entry for ``name``, case-insensitive.
+
+    Raises:
+        InputError: no such model; the message names the nearest and all of them.
+    """
+    return MODELS[one_of(name, MODELS, "model")]
+
+
+def config(name: str, *, layers: int | None = None, **overrides: Any) -> "PreTrainedConfig":
+    """Return a fresh transformers config of a model of the table. Arguments as for `model`.
+
+    Raises:
+        InputError: unknown model or field, or a field of the wrong kind.
+    """
+    from transformers import CONFIG_MAPPING
+
+    info = model_info(name)
+    # transformers changes what it is given: it gets copies.
+    fields = {**copy.deepcopy(info.config), "use_cache": False}
+    return _changed(CONFIG_MAPPING[info.model_type], info.name, fields, layers, overrides)
+
+
+def _changed(
+    kind: type, name: str, fields: dict[str, Any], layers: int | None, overrides: dict[str, Any]
+) -> "PreTrainedConfig":
+    from huggingface_hub.errors import StrictDataclassError
+
+    synonyms = kind.attribute_map
+    if layers is not None:
+        overrides["num_hidden_layers"] = positive_int(layers, "layers", most=1000)
+    known = sorted({*kind().to_dict(), *synonyms})
+    for field, value in overrides.items():
+        field = one_of(field, known, f"config field of {name}")
+        field = synonyms.get(field, field)
+        if field == "num_hidden_layers":  # lists with one entry for each layer are made again
+            depth = fields.get(field)
+            per_layer = [k for k, v in fields.items() if isinstance(v, list) and len(v) == depth]
+            for key in per_layer:
+                del fields[key]
+        fields[field] = value
+    try:
+        return kind(**fields)
+    except (StrictDataclassError, TypeError, ValueError, ZeroDivisionError) as error:
+        changed = ", ".join(f"{key}={value!r}" for key, value in overrides.items())
+        reason = last_line(error)
+        raise InputError(f"{name} cannot have {changed or 'these sizes'}: {reason}") from error
+
+
+def last_line(error: BaseException) -> str:
+    """Return the reason that an error gives: transformers' checks put it last."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()[:160]
+
+
+def model(
+    name: "str | PreTrainedConfig",
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    layers: int | None = None,
+    attention: str = "sdpa",
+    **overrides: Any,
+) -> "PreTrainedModel":
+    """Return a model, randomly initialised on ``device``, in training mode, without KV cache.
+
+    Args:
+        name: a model of the table, ``"Llama-3.2-1B"``, or a transformers config (it is copied).
+        device: where its weights are created.
+        dtype: of its weights; ``dtype_of(precision)`` gives it.
+        layers: cut (or raise) the number of layers.
+        attention: ``"sdpa"`` or ``"eager"``.
+        **overrides: other fields of its config, ``hidden_size=512``.
+
+    Returns:
+        A transformers model: ``model(input_ids=ids, labels=ids).loss`` for ``ids`` of shape
+        [batch, sequence], int64. The loss shifts the labels itself.
+
+    Raises:
+        InputError: unknown model, device, attention or field; a dtype that cannot be trained.
+    """
+    from transformers import AutoModelForCausalLM
+
+    attention = one_of(attention, ATTENTIONS, "attention")
+    if dtype not in _WEIGHT_DTYPES:
+        names = ", ".join(map(str, _WEIGHT_DTYPES))
+        raise InputError(f"unknown dtype {dtype!r} for weights. Known: {names}.")
+    if isinstance(name, str):
+        settings = config(name, layers=layers, **overrides)
+    else:
+        kind = type(name)
+        settings = _changed(kind, kind.__name__, name.to_dict(), layers, overrides)
+    with _device(device):
+        try:
+            built = AutoModelForCausalLM.from_config(
+                settings, dtype=dtype, attn_implementation=attention
+            )
+        except Exception as error:  # its classes raise whatever they like over sizes that clash
+            if is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"{settings.model_type} cannot be built with this config: "
+                f"{type(error).__name__}: {last_line(error)}"
+            ) from error
+    built.loss_type = "ForCausalLM"  # GPT-2's class name does not say so, and a warning would
+    return built.train()
+
+
+def layers_of(model: "PreTrainedModel") -> torch.nn.ModuleList | None:
+    """Return the decoder's layers, the list as long as the config says; None if there is none."""
+    depth = model.config.num_hidden_layers
+    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == depth)
+    return next(lists, None)
+
+
+def pretrained(
+    name: str = "SmolLM2-135M",
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Return a small model with its real weights, trainable, and its tokenizer; works offline.
+
+    The model is built as ``model(name)`` builds it, then filled, so that it takes the same
+    memory. In a simulation it stays empty, as every fake tensor is. The first call on a machine
+    may convert the weights for about 20 s; `labkit.models.pretrained` says where they come from.
+
+    Raises:
+        InputError: unknown model, device or dtype, or no source for the weights (it says what to
+            install).
+    """
+    name = one_of(name, PRETRAINED, "pretrained model")
+    built = model(name, device=device, dtype=dtype)
+    built.generation_config.use_cache = True  # off for training; answering is slow without
+    simulated = detect_fake_mode() is not None
+    # Finding and reading files is no part of an experiment: no tracker counts it.
+    with _disable_current_modes(), unset_fake_temporarily():
+        from safetensors.torch import load_model
+        from transformers import AutoTokenizer
+
+        folder = model_folder()
+        if not simulated:
+            load_model(built, folder / WEIGHTS)
+        return built, AutoTokenizer.from_pretrained(folder)
+
+
+# --- activation checkpointing -----------------------------------------------------------------
+
+
+def checkpointing(model: torch.nn.Module, on: bool = True) -> None:
+    """Switch a transformers model's own checkpointing on or off: every layer is recomputed.
+
+    The reentrant form of ``torch.utils.checkpoint`` is never used. Training mode only.
+
+    Raises:
+        InputError: the model has no such switch.
+    """
+    # transformers 5.23 renamed the switch and warns about the old name, which older releases need.
+    verb = "enable" if on else "disable"
+    for stem in ("activation_checkpointing", "gradient_checkpointing"):
+        switch = getattr(model, f"{stem}_{verb}", None)
+        if switch is not None:
+            return switch({"use_reentrant": False}) if on else switch()
+    raise InputError(
+        f"{type(model).__name__} has no checkpointing switch; "
+        "call torch.utils.checkpoint.checkpoint on its layers instead"
+    )

@@ -1,0 +1,227 @@
+"""Which recipes advice tries: configurations, and on each of them levels of memory techniques.
+
+A *configuration* says what is trained and how exactly: precision, optimizer, adapters. Its *levels*
+add techniques that leave the result as it is, the cheapest first.
+
+Source of "the same training" for mixed precision: the weights and their updates stay in float32,
+and https://arxiv.org/abs/1710.03740 reached float32's accuracy with unchanged hyper-parameters.
+
+Limits: adapters of one rank on all linear layers. Where the GPU computes in bfloat16, amp-fp16 is
+left out: it takes the same memory and needs a scaler. Techniques are combined as in the levels
+only; weights and optimizer are offloaded with AdamW alone, as the other optimizers exist to avoid
+that.
+"""
+
+from typing import Any
+
+from labkit.hardware.catalogue import Gpu
+from labkit.models.precisions import dtype_of
+from labkit.plan.recipe import Recipe
+from labkit.plan.shapes import Shapes
+from labkit.values import GIB, InputError
+
+LORA_RANK = 16
+_ADAPTER_BYTES = 4  # of one number: PEFT stores adapters in float32
+#: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
+#: 128b/130b coding, https://pcisig.com/specifications.
+_LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
+
+
+# --- what is tried --------------------------------------------------------------------------------
+
+
+def configurations(gpu: Gpu, seq_len: int, only: str | None) -> list[Recipe]:
+    """Return the configurations that ``gpu`` can run, batch 1, those that change least first."""
+    amp = "amp-bf16" if gpu.bf16_native else "amp-fp16"
+    low = "bf16" if gpu.bf16_native else amp
+    plain = Recipe(seq_len=seq_len)
+    found = []
+    if only != "lora":
+        others = ("adamw8bit", "paged-adamw8bit", "adafactor", "sgd")
+        found = [plain.but(precision=amp), plain]
+        found += [plain.but(precision=amp, optimizer=name) for name in others]
+        if low == "bf16":
+            found += [plain.but(precision=low, optimizer=name) for name in ("adamw", *others)]
+    if only != "full":
+        lora = plain.but(precision=low, lora=LORA_RANK)
+        found += [lora, lora.but(quantize="int8"), lora.but(quantize="nf4-double")]
+    able = [recipe for recipe in found if _possible(recipe, gpu)]
+    return sorted(able, key=lambda recipe: len(changes(recipe)))
+
+
+def levels(configuration: Recipe, gpu: Gpu, gpus: int) -> list[Recipe]:
+    """Return ``configuration`` with more and more techniques, the cheapest first."""
+    full = configuration.lora is None
+    free = {"chunked_loss": True}
+    if gpus == 1 and full and configuration.precision != "amp-fp16":
+        free["optimizer_in_backward"] = True
+    on_host = {"chunked_loss": True, "checkpointing": True}
+    shared = {"chunked_loss": True, "ranks": gpus}  # one model for all, in place of one for each
+    tried: list[dict[str, Any]] = [{}, free, {**free, "checkpointing": True}]
+    if gpus > 1:
+        tried += [shared, {**shared, "checkpointing": True}]
+    if not gpu.unified:  # otherwise the host's memory is the GPU's
+        tried.append({**free, "offload": "activations"})
+        if full and configuration.optimizer == "adamw":  # the others have little to offload
+            tried.append({**on_host, "offload": "optimizer"})
+        if gpus > 1:
+            tried.append({**shared, "checkpointing": True, "offload": "weights"})
+        elif configuration.optimizer == "adamw":  # DDP takes no model on two devices
+            tried.append({**on_host, "offload": "weights"})
+    found = [_possible(configuration, gpu, **change) for change in tried]
+    return [recipe for recipe in found if recipe is not None]
+
+
+def _possible(recipe: Recipe, gpu: Gpu, **change: Any) -> Recipe | None:
+    """Return ``recipe`` with ``change``; None where that contradicts itself or ``gpu`` cannot."""
+    try:
+        changed = recipe.but(**change)
+        changed.check(gpu)
+    except InputError:
+        return None
+    return changed
+
+
+# --- what is known without a simulation -----------------------------------------------------------
+
+
+def least_bytes(recipe: Recipe, shapes: Shapes, gpus: int = 1) -> int:
+    """Return a lower bound of what ``recipe`` takes of one GPU, whatever the batch.
+
+    Weights and optimizer state that live there, and all trained gradients (the largest alone where
+    the optimizer steps in backward). With several GPUs a share of all that, or DDP's buckets too.
+    """
+    if recipe.ranks > 1:
+        if recipe.offload == "weights":
+            return 0
+        return least_bytes(recipe.but(ranks=1), shapes) // recipe.ranks
+    width = dtype_of(recipe.precision).itemsize
+    here = shapes.parameters - (shapes.in_layers if recipe.offload == "weights" else 0)
+    if recipe.lora:
+        packed = {
+            None: shapes.in_linear * width,
+            "int8": shapes.in_linear,
+            "nf4": shapes.in_linear // 2,
+            "nf4-double": shapes.in_linear // 2,
+        }
+        return (here - shapes.in_linear) * width + packed[recipe.quantize]
+    states = {"adamw": 2 * width, "adamw8bit": 2}.get(recipe.optimizer, 0)
+    if recipe.offload == "optimizer":
+        states = 0
+    gradients = shapes.largest if recipe.optimizer_in_backward else here
+    return here * (width + states) + gradients * width + bucket_bytes(recipe, shapes, gpus)
+
+
+def bucket_bytes(recipe: Recipe, shapes: Shapes, gpus: int) -> int:
+    """Return the size of DDP's buckets: a second copy of every gradient, for the whole training.
+
+    With ``gradient_as_bucket_view`` the two are one from the second step on, but the first step
+    still has both. Source: the documentation of ``DistributedDataParallel``.
+    """
+    if gpus == 1 or recipe.ranks > 1:
+        return 0
+    return _trained_bytes(recipe, shapes)
+
+
+def _trained_bytes(recipe: Recipe, shapes: Shapes) -> int:
+    if recipe.lora:
+        return shapes.adapters(recipe.lora) * _ADAPTER_BYTES
+    return shapes.parameters * dtype_of(recipe.precision).itemsize
+
+
+def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
+    """Return the bytes that cross between host and GPU in one step.
+
+    ``sent_bytes`` are those of the activations that the step moves to the host.
+    """
+    width = dtype_of(recipe.precision).itemsize
+    if recipe.offload == "activations":
+        return 2 * sent_bytes
+    if recipe.offload == "optimizer":  # gradients go, weights come
+        return 2 * _trained_bytes(recipe, shapes)
+    if recipe.offload == "weights" and recipe.ranks > 1:  # the same with this GPU's shares
+        fetched = 2 * shapes.parameters * width // recipe.ranks
+        return fetched + _trained_bytes(recipe, shapes) // recipe.ranks
+    if recipe.offload == "weights":  # fetched for forward and for backward; gradients go back
+        return shapes.in_layers * width * (2 if recipe.lora else 3)
+    return 0
+
+
+def link_gb_per_s(gpu: Gpu) -> float | None:
+    """Return what 16 lanes to ``gpu`` carry in one direction; None where host and GPU share memory.
+
+    AMD's GPUs count as PCI Express 5.
+    """
+    if gpu.unified:
+        return None
+    major = gpu.compute_capability[0] if gpu.compute_capability else 9
+    generation = min(max(major - 4, 3), 5)  # Volta and Turing have 3, Ampere 4, Hopper 5
+    return _LINK_GB_PER_S[generation]
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+_OPTIMIZER_CHANGES = {
+    "adamw": (),
+    "adamw8bit": ("the optimizer state is kept in 8 bits",),
+    "paged-adamw8bit": ("the optimizer state is kept in 8 bits",),
+    "adafactor": (
+        "Adafactor keeps second moments by row and column only",
+        "Adafactor has no momentum",
+    ),
+    "sgd": (
+        "SGD: one learning rate for all weights, where AdamW fits one to each",
+        "SGD needs another learning rate: find it anew",
+    ),
+}
+
+
+def changes(recipe: Recipe, shapes: Shapes | None = None) -> tuple[str, ...]:
+    """Say what ``recipe`` trains otherwise than AdamW on float32 weights, a sentence each."""
+    found = []
+    if recipe.lora:
+        adapters = "only adapters are trained"
+        if shapes:
+            share = shapes.adapters(recipe.lora) / shapes.parameters
+            adapters += f", {share:.1%} of the parameters"
+        found.append(adapters)
+        if recipe.quantize:
+            bits = 8 if recipe.quantize == "int8" else 4
+            found.append(f"the frozen weights are rounded to {bits} bits")
+    elif recipe.precision == "bf16":
+        found.append("bf16 weights: updates smaller than 1/256 of a weight are lost")
+    return (*found, *_OPTIMIZER_CHANGES[recipe.optimizer])
+
+
+def costs(recipe: Recipe, crossing_bytes: int, sent_bytes: int = 0) -> tuple[str, ...]:
+    """Say what ``recipe`` pays for its memory without training otherwise, a sentence each."""
+    found = []
+    if recipe.ranks > 1:
+        found.append(
+            f"one model for all {recipe.ranks} GPUs: each sends {sent_bytes / GIB:.3g} GiB a step "
+            "to the others"
+        )
+    if recipe.precision.startswith("amp-"):
+        products = "float16 (losses are scaled)" if recipe.precision == "amp-fp16" else "bfloat16"
+        found.append(f"products in {products}; weights and their updates stay float32")
+    if recipe.checkpointing:
+        more = 50 if recipe.lora else 33  # one forward more, beside backward's one or two
+        found.append(f"every layer's forward runs twice: up to +{more} % arithmetic")
+    if recipe.chunked_loss:
+        found.append("the logits are computed twice, a piece at a time")
+    if recipe.optimizer_in_backward:
+        found.append("gradients are gone once used: no clipping by their norm, no accumulation")
+    if recipe.optimizer == "paged-adamw8bit":
+        found.append("the optimizer state is in host memory whenever the GPU is short")
+    gib = f"{crossing_bytes / GIB:.3g} GiB a step"
+    if recipe.offload == "activations":
+        found.append(f"activations cross the PCIe link twice: {gib}")
+    elif recipe.offload == "optimizer":
+        found.append(f"gradients and weights cross the PCIe link: {gib}; the CPU does the step")
+    elif recipe.offload == "weights" and recipe.lora:
+        found.append(f"weights cross the PCIe link twice: {gib}")
+    elif recipe.offload == "weights":
+        found.append(
+            f"weights cross the PCIe link twice, gradients once: {gib}; the CPU does the step"
+        )
+    return tuple(found)

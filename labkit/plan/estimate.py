@@ -1,0 +1,383 @@
+"""estimate(): what a training recipe takes on a GPU, without the GPU.
+
+    lab.estimate("Llama-3.1-8B", gpu="rtx-4090", precision="bf16", lora=16, checkpointing=True)
+
+The recipe's training step runs on fake tensors, and PyTorch's allocator is replayed over it. A
+model of identical layers is traced with few of them and extended to its depth (`repeated_layers`).
+
+Limits: those of `simulate`. The floor is a lower bound, not a promise that a schedule reaches it.
+Host memory is what tensors take there: Python, PyTorch and CUDA take a few GiB beside them, and so
+may weights while they are read from files.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from labkit.experiment import name_of
+from labkit.fake.process_group import fake_ranks
+from labkit.fake.repeated_layers import DEEPER, SHALLOW, SHARDED_DEPTHS, extended_log
+from labkit.hardware import catalogue, this_machine
+from labkit.hardware.catalogue import DEFAULT_GPU, Gpu
+from labkit.models.config import find_config
+from labkit.plan.recipe import Recipe
+from labkit.plan.training import training
+from labkit.plan.user_code import own_experiment
+from labkit.runs import Run
+from labkit.simulation import Log, run_of, simulated_log
+from labkit.trace import Category, Trace
+from labkit.values import InputError, format_bytes, positive_int
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: Accumulated batches that are traced.
+ACCUMULATED = 3
+#: Assumed where no GPU is named: the first that can run the recipe. The L4 is what hosted
+#: notebooks offer next after the T4, and it computes in bfloat16.
+COMMON_GPUS = (DEFAULT_GPU, "l4")
+MOST_HOST_BYTES = 1 << 50
+_BAR = 40  # characters
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one recipe, or one experiment of the user's own, takes on one GPU.
+
+    Attributes:
+        model: what was asked for.
+        gpu: the GPU.
+        recipe: None for an experiment of the user's own.
+        run: the simulated run, with its trace, its work and its host memory.
+        floor_bytes: what no schedule of this recipe can avoid (see `floor_bytes`).
+        exact: False if identical layers, or accumulated batches, were traced once and repeated.
+        assumed: why this GPU was taken, in a sentence; None if it was named.
+        host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
+        seconds_to_estimate: how long this took.
+    """
+
+    model: str
+    gpu: Gpu
+    recipe: Recipe | None
+    run: Run = field(repr=False)
+    floor_bytes: int
+    exact: bool
+    assumed: str | None = None
+    host_limit_bytes: int | None = None
+    seconds_to_estimate: float = field(default=0.0, compare=False)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Most bytes in blocks that tensors and workspaces use."""
+        return self.run.peak_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most bytes that PyTorch's allocator takes: this must fit."""
+        return self.run.reserved_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What the GPU leaves the allocator, the CUDA context set aside."""
+        return self.run.capacity_bytes
+
+    @property
+    def by_category(self) -> Mapping[str, int]:
+        """What the allocated peak is made of; sums to it."""
+        return self.run.by_category
+
+    @property
+    def host_short_bytes(self) -> int:
+        """What the host has too little for all GPUs; 0 where its size was not given."""
+        if self.host_limit_bytes is None:
+            return 0
+        ranks = self.recipe.ranks if self.recipe else 1
+        return max(0, ranks * self.run.host_bytes - self.host_limit_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU, and the host if its size was given, have the memory."""
+        return self.run.fits and not self.host_short_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy, without the trace."""
+        run = self.run
+        return {
+            "model": self.model,
+            "gpu": self.gpu.key,
+            "gpu_assumed": self.assumed,
+            "recipe": self.recipe.to_dict() if self.recipe else None,
+            "parameters": {} if self.recipe else dict(run.parameters),
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "floor_bytes": self.floor_bytes,
+            "by_category": {str(key): value for key, value in self.by_category.items()},
+            "host_bytes": run.host_bytes,
+            "host_limit_bytes": self.host_limit_bytes,
+            "context_bytes": self.gpu.context_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            "failure": str(run.oom) if run.oom else None,
+            "flops": run.flops,
+            "moved_bytes": run.moved_bytes,
+            "sent_bytes": run.sent_bytes,
+            "exact": self.exact,
+            "seconds_to_estimate": round(self.seconds_to_estimate, 3),
+        }
+
+    def __str__(self) -> str:
+        """Write the verdict first, then what it rests on."""
+        run = self.run
+        given = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
+        what = self.recipe or given or "your own experiment"
+        lines = [f"{self.model} on {self.gpu.name}: {self._verdict()}"]
+        lines += [f"  {line}" for line in (what, self.assumed, run.oom) if line]
+        host = "in the computer's own memory"
+        if self.recipe and self.recipe.ranks > 1:
+            host += ", for each GPU"
+        if self.host_limit_bytes:
+            host += f", which has {format_bytes(self.host_limit_bytes)}"
+        rows = [
+            ("reserved", self.peak_reserved_bytes, "by PyTorch's allocator: this must fit"),
+            ("allocated", self.peak_allocated_bytes, "of it, in blocks that tensors use"),
+            ("capacity", self.capacity_bytes, "of the GPU, the CUDA context set aside"),
+            ("context", self.gpu.context_bytes, "for CUDA itself, beside the allocator"),
+            ("floor", self.floor_bytes, "no schedule of this recipe gets below"),
+            ("host", run.host_bytes, host),
+        ]
+        lines.append("")
+        lines += [f"  {name:<13}{format_bytes(n):>9}  {text}" for name, n, text in rows]
+        lines += ["", "  At the allocated peak:"]
+        for category in Category:
+            if nbytes := self.by_category.get(str(category), 0):
+                bar = "█" * round(_BAR * nbytes / self.peak_allocated_bytes) or "▏"
+                lines.append(f"  {category:<13}{format_bytes(nbytes):>9}  {bar}")
+        lines.append("")
+        if run.flops is not None and run.moved_bytes is not None:
+            lines.append(
+                f"  A step computes {run.flops / 1e12:.4g} TFLOP and moves "
+                f"{run.moved_bytes / 1e9:.4g} GB in the GPU's memory."
+            )
+        if run.sent_bytes:
+            lines.append(f"  Each GPU sends {run.sent_bytes / 1e9:.4g} GB a step to the others.")
+        how = "every layer was traced"
+        if not self.exact:
+            how = "identical layers were traced once and repeated"
+        lines.append(f"  Simulated in {self.seconds_to_estimate:.1f} s: {how}.")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        spare_bytes = self.capacity_bytes - self.peak_reserved_bytes
+        if self.fits:
+            return f"fits, with {format_bytes(spare_bytes)} to spare"
+        if self.run.fits:
+            too_much = format_bytes(self.host_short_bytes)
+            return f"does not fit the host's memory, {too_much} too much"
+        if spare_bytes < 0:
+            return f"does not fit, {format_bytes(-spare_bytes)} too much"
+        return "does not fit"  # a cached block is too small to serve a request
+
+
+def estimate(
+    model: Any,
+    *,
+    gpu: str | Gpu | None = None,
+    recipe: Recipe | None = None,
+    exact: bool = False,
+    parameters: Mapping[str, Any] | None = None,
+    host_memory_bytes: int | None = None,
+    **fields: Any,
+) -> Estimate:
+    """Return what training ``model`` takes on ``gpu``.
+
+    Args:
+        model: a model of the table, a folder with a ``config.json``, a hub id when online, a
+            transformers config; or an experiment of your own: the function, or
+            ``"FILE.py:FUNCTION"``, whose file is then run.
+        gpu: a name from the catalogue; by default the pretended GPU, else this machine's, else the
+            first of ``COMMON_GPUS`` that can run the recipe.
+        recipe: how it is trained; by default plain fp32 with AdamW.
+        exact: trace every layer, even if they are identical.
+        parameters: arguments of an experiment of your own.
+        host_memory_bytes: memory of the machine that holds all GPUs, to be judged too.
+        **fields: fields of the recipe to change, ``precision="bf16"``.
+
+    Raises:
+        InputError: unknown model, GPU or field, a recipe that contradicts itself, or one that the
+            GPU cannot run.
+    """
+    started = time.perf_counter()
+    if host_memory_bytes is not None:
+        positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
+    experiment = own_experiment(model)
+    if experiment is not None and (recipe is not None or fields):
+        raise InputError(
+            "a recipe is for models by name: your own experiment takes its own arguments "
+            "(parameters={...}, on the command line -p NAME VALUE)"
+        )
+    if experiment is None and parameters:
+        raise InputError("parameters are for an experiment of your own: name the recipe's fields")
+    if experiment is None:
+        recipe = (recipe or Recipe()).but(**fields)
+    assumed = None
+    if gpu is None:
+        gpu, assumed = assumed_gpu(recipe)
+    gpu = catalogue.gpu(gpu)
+    if experiment is not None:
+        name = name_of(experiment)
+        log = simulated_log(experiment, gpu=gpu, **(parameters or {}))
+        found = RecipeLog(log, one_layer_bytes(log.trace), exact=True)
+    else:
+        recipe.check(gpu)
+        name, config = find_config(model)
+        found = recipe_log(config, recipe, gpu, exact=exact)
+    run = run_of(found.log, gpu, name=name)
+    accumulated = recipe is not None and recipe.accumulate > 1
+    return Estimate(
+        model=name,
+        gpu=gpu,
+        recipe=recipe,
+        run=run,
+        floor_bytes=floor_bytes(run.trace, found.layer_bytes, accumulated=accumulated),
+        exact=found.exact,
+        assumed=assumed,
+        host_limit_bytes=host_memory_bytes,
+        seconds_to_estimate=time.perf_counter() - started,
+    )
+
+
+def assumed_gpu(recipe: Recipe | None) -> tuple[Gpu, str]:
+    """Return the GPU where none is named, and why: for ``recipe``, or the user's own experiment.
+
+    Raises:
+        InputError: this machine's GPU cannot run the recipe, nor can any of ``COMMON_GPUS``.
+    """
+    if pretended := this_machine.pretended():
+        return pretended, f"No GPU was named: {pretended.name} is pretended."
+    if this_machine.machine().can_measure:
+        here = this_machine.this_gpu()
+        return here, f"No GPU was named: this machine has an {here.name}."
+    for key in COMMON_GPUS:
+        gpu = catalogue.gpu(key)
+        try:
+            if recipe is not None:
+                recipe.check(gpu)
+        except InputError:
+            continue
+        return (
+            gpu,
+            f"No GPU was named: the {gpu.name} is the smallest common one that can run this.",
+        )
+    raise InputError(f"say which GPU: neither {' nor '.join(COMMON_GPUS)} can run this recipe")
+
+
+# --- the trace of a recipe ------------------------------------------------------------------------
+
+
+class RecipeLog(NamedTuple):
+    """A recipe's log on a model, its `one_layer_bytes`, and whether every layer was traced."""
+
+    log: Log
+    layer_bytes: int
+    exact: bool
+
+
+def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) -> RecipeLog:
+    """Return the log of two optimizer steps. Errors as for `estimate`.
+
+    From the second accumulated batch on all are identical: unless the log is to be ``exact``, three
+    stand for all of them, and the work of the others is added.
+    """
+    if recipe.accumulate > ACCUMULATED and not exact:
+        fewer = recipe_log(config, recipe.but(accumulate=ACCUMULATED - 1), gpu)
+        found = recipe_log(config, recipe.but(accumulate=ACCUMULATED), gpu)
+        one_batch = found.log.step_work - fewer.log.step_work
+        step_work = found.log.step_work + one_batch * (recipe.accumulate - ACCUMULATED)
+        log = replace(found.log, parameters={}, step_work=step_work)
+        return RecipeLog(log, found.layer_bytes, exact=False)
+    if recipe.ranks == 1:
+        return _log_of(config, recipe, gpu, exact, (SHALLOW, DEEPER))
+    with fake_ranks(recipe.ranks, 0, as_cuda=True):
+        return _log_of(config, recipe, gpu, exact, SHARDED_DEPTHS)
+
+
+def _log_of(
+    config: Any, recipe: Recipe, gpu: Gpu, exact: bool, depths: tuple[int, int]
+) -> RecipeLog:
+    experiment = training(config, recipe)
+    if not exact and config.num_hidden_layers > depths[1] and repeats(config):
+
+        def log_with_layers(count: int) -> Log:
+            return simulated_log(experiment, gpu=gpu, layers=count)
+
+        layers = config.num_hidden_layers
+        extended = extended_log(log_with_layers, layers, depths=depths, check=False)
+        if extended is not None:
+            log = replace(extended.log, parameters={})
+            return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)
+    log = simulated_log(experiment, gpu=gpu)
+    return RecipeLog(log, one_layer_bytes(log.trace), exact=True)
+
+
+def repeats(config: "PreTrainedConfig") -> bool:
+    """Return whether all layers of the model are identical, the first one aside."""
+    from labkit.models.catalogue import layers_of, model
+
+    kinds = getattr(config, "layer_types", None)
+    if kinds and len(set(kinds)) > 1:
+        return False  # the same weights, but another attention
+    layers = layers_of(model(config, device="meta"))
+    signatures = [_signature(layer) for layer in layers or []]
+    return bool(signatures) and all(each == signatures[-1] for each in signatures[1:])
+
+
+def _signature(layer: Any) -> list[tuple]:
+    parts = [(name, type(part).__name__) for name, part in layer.named_modules()]
+    return parts + [(name, tuple(p.shape), p.dtype) for name, p in layer.named_parameters()]
+
+
+# --- the floor ------------------------------------------------------------------------------------
+
+_LASTING = (Category.WEIGHTS, Category.BUFFERS, Category.OPTIMIZER, Category.UNATTRIBUTED)
+_LAYER = re.compile(r"(.*?\.\d+)(\.|$)")
+
+
+def floor_bytes(trace: Trace, layer_bytes: int, *, accumulated: bool = False) -> int:
+    """Return the bytes that no schedule of the traced recipe can avoid.
+
+    What lasts beyond the last step (weights, buffers, optimizer state, workspaces), the largest
+    gradient (all of them where they are ``accumulated``), and ``layer_bytes``.
+    """
+    lasting = sum(s.nbytes for s in trace.live_at(len(trace.events) - 1) if s.category in _LASTING)
+    if accumulated:
+        gradients = trace.timeline().bytes_by_category.get(Category.GRADIENTS, ())
+    else:
+        gradients = [
+            storage.nbytes
+            for storage in trace.storages
+            if storage.category is Category.GRADIENTS and storage.device == trace.device
+        ]
+    return lasting + max(gradients, default=0) + layer_bytes
+
+
+def one_layer_bytes(trace: Trace) -> int:
+    """Return the most that one layer saves for backward in one pass, with weights fetched for it.
+
+    A layer is what a number in the module path names, as in ``model.layers.3``; where there is
+    none, every module is one.
+    """
+    freed = {event.storage for event in trace.events if event.change_bytes < 0}
+    passing, layer, most = 0, "", 0
+    for index, storage, change_bytes in trace.changes():
+        if change_bytes <= 0 or trace.events[index].storage not in freed:
+            continue  # what is never freed lasts
+        found = _LAYER.match(storage.module)
+        owner = found[1] if found else storage.module
+        if owner not in ("", layer) or not layer:  # a recomputed layer is not called by its name
+            passing, layer = 0, owner
+        if storage.category in (Category.ACTIVATIONS, Category.WEIGHTS):
+            passing += change_bytes
+            most = max(most, passing)
+    return most

@@ -1,0 +1,173 @@
+"""A recipe as an experiment, the same for a real run and for a simulation.
+
+Limits: tokens come from the course's corpus where the vocabulary has room for its bytes, else they
+are random.
+"""
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from labkit.experiment import first_line
+from labkit.models import precisions
+from labkit.models.config import find_config
+from labkit.models.text import batches
+from labkit.out_of_memory import is_out_of_memory
+from labkit.plan.model_building import build_model
+from labkit.plan.recipe import Recipe
+from labkit.plan.techniques import (
+    HostOptimizer,
+    Loss,
+    activations_on_host,
+    optimizer_of,
+    shard,
+    step_in_backward,
+)
+from labkit.values import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_BYTES = 256  # what the corpus needs of a vocabulary
+
+
+def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable[..., Iterator]:
+    """Return the experiment that trains ``model`` by ``recipe``.
+
+    Returns:
+        ``experiment(device, layers=None)``: ``layers`` builds the model with another depth.
+
+    Raises:
+        InputError: unknown model, or a library that the recipe needs is missing. The experiment
+            itself raises it where the model cannot be built or trained so.
+    """
+    name, config = find_config(model)
+    _import_libraries(recipe)
+
+    def experiment(device: torch.device, layers: int | None = None) -> Iterator[torch.Tensor]:
+        _refuse_other_ranks(recipe)
+        with _refusing(name):
+            model = build_model(config, recipe, device, layers)
+            job = _Job(model, recipe, device)
+        kernels = nullcontext()
+        if recipe.attention == "flash":
+            kernels = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
+        with kernels:
+            for ids in _tokens(config, recipe, device):
+                with _refusing(name):
+                    loss = job.add(ids)
+                if job.ready:
+                    job.step()
+                    yield loss
+
+    experiment.__name__ = f"{name}: {recipe}"[:200]
+    return experiment
+
+
+def _refuse_other_ranks(recipe: Recipe) -> None:
+    found = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if recipe.ranks not in (1, found):
+        raise InputError(
+            f"this recipe shares a model among {recipe.ranks} ranks, not {found}: "
+            f"simulate(..., ranks={recipe.ranks})"
+        )
+
+
+def _import_libraries(recipe: Recipe) -> None:
+    """Import what the recipe needs: a simulation prepares bitsandbytes only if it is imported."""
+    names = ["peft"] if recipe.lora else []
+    if recipe.quantize or recipe.optimizer.endswith("8bit"):
+        names.append("bitsandbytes")
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(f"this recipe needs {name}: pip install {name}")
+        logging.disable(logging.WARNING)  # bitsandbytes warns of missing optional kernels
+        try:
+            importlib.import_module(name)
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+# `simulate` explains the last two.
+_NOT_THE_MODEL = (InputError, DataDependentOutputException, DynamicOutputShapeException)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Turn a model's errors into a sentence; out-of-memory errors pass."""
+    try:
+        yield
+    except Exception as error:  # a first pass may raise anything if a config's sizes clash
+        if isinstance(error, _NOT_THE_MODEL) or is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"{name} cannot be trained by this recipe: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _tokens(config: Any, recipe: Recipe, device: torch.device) -> Iterator[torch.Tensor]:
+    rows, columns = recipe.batch_size, recipe.seq_len
+    # A simulation does not need the text, and reading millions of bytes takes long.
+    if config.vocab_size >= _BYTES and detect_fake_mode() is None:
+        seed = dist.get_rank() if recipe.ranks > 1 else 0  # each rank has separate rows
+        yield from batches(device=device, batch_size=rows, seq_len=columns, seed=seed)
+    while True:
+        yield torch.randint(config.vocab_size, (rows, columns), device=device)
+
+
+# --- the step --------------------------------------------------------------------------------
+
+
+class _Job:
+    """One training run: what happens with a batch, and at a step."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe, device: torch.device) -> None:
+        self.model, self.recipe, self.device = model, recipe, device
+        self.loss = Loss(model, recipe)
+        if recipe.ranks > 1:
+            shard(self.loss, recipe, device)  # what no unit of the model has
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.gathered = 0
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp-fp16")
+        self.optimizer = None
+        if recipe.optimizer_in_backward:
+            self.in_backward = [step_in_backward(p, recipe) for p in self.trained]
+        elif recipe.offload == "optimizer":
+            self.optimizer = HostOptimizer(self.trained, recipe)
+        else:
+            self.optimizer = optimizer_of(recipe, self.trained)
+
+    @property
+    def ready(self) -> bool:
+        return self.gathered == self.recipe.accumulate
+
+    def add(self, ids: torch.Tensor) -> torch.Tensor:
+        """Run forward and backward of one batch; return its loss."""
+        offloading = nullcontext()
+        if self.recipe.offload == "activations":
+            offloading = activations_on_host(self.model)
+        casts = precisions.autocast(self.device, self.recipe.precision)
+        if self.recipe.ranks > 1:
+            casts = nullcontext()  # units are gathered in bfloat16
+        with offloading, casts:
+            loss = self.loss(ids)
+        self.scaler.scale(loss / self.recipe.accumulate).backward()
+        self.gathered += 1
+        return loss.detach()
+
+    def step(self) -> None:
+        self.gathered = 0
+        if self.optimizer is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()

@@ -1,0 +1,1 @@
+"""Record lessons, benchmarks and accuracy on a real GPU."""

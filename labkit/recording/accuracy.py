@@ -1,0 +1,88 @@
+"""Tables of how far simulating and tracking are from what the allocator says, read back from files.
+
+``benchmarks/accuracy.py`` measures and writes them as ``results/<gpu>/accuracy.json``.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from labkit.course.results import Date, MachineFields, read_folders
+from labkit.support.files import read_file
+from labkit.values import read_record
+
+FILE = "accuracy.json"
+RECIPES_GROUP, SETUPS_GROUP = "recipes", "set-ups"
+Text = Annotated[str, Meta(min_length=1, max_length=300)]
+Bytes = Annotated[int, Meta(gt=0, lt=1 << 60)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe or set-up. Bytes; None where it could not run or nothing is reserved."""
+
+    setup: Text
+    truth_bytes: Bytes | None
+    tracked_bytes: Bytes | None
+    simulated_bytes: Bytes | None
+    reserved_bytes: Bytes | None = None
+    simulated_reserved_bytes: Bytes | None = None
+    group: Text = RECIPES_GROUP
+
+    def errors(self) -> dict[str, float | None]:
+        """Return by how many percent of the truth each estimate is too high; None if unknown."""
+        return {
+            "simulated": error_percent(self.simulated_bytes, self.truth_bytes),
+            "tracked": error_percent(self.tracked_bytes, self.truth_bytes),
+            "reserved": error_percent(self.simulated_reserved_bytes, self.reserved_bytes),
+        }
+
+
+def error_percent(estimate_bytes: int | None, truth_bytes: int | None) -> float | None:
+    """Return by how many percent of the truth an estimate is too high; None if one is missing."""
+    if estimate_bytes is None or not truth_bytes:
+        return None
+    return 100 * (estimate_bytes - truth_bytes) / truth_bytes
+
+
+@dataclass(frozen=True)
+class AccuracyTable:
+    """The rows of one machine, with its ``name``, ``kind`` and ``versions``, and the date."""
+
+    rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=1000)]
+    machine: MachineFields
+    date: Date
+    schema: Literal[2] = 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Any) -> "AccuracyTable":
+        """Read what the benchmark wrote.
+
+        Raises:
+            InputError: a field is missing, of the wrong kind or out of range.
+        """
+        return read_record(cls, record, "an accuracy table")
+
+
+def load(path: Path | str) -> AccuracyTable:
+    """Read the table stored at ``path``.
+
+    Raises:
+        InputError: there is no such file, it is too large, not JSON, or not a valid table.
+    """
+    return read_file(Path(path), AccuracyTable.from_dict, "an accuracy table")
+
+
+def recorded(folder: Path | str | None = None) -> dict[str, AccuracyTable]:
+    """Return the tables of all GPUs by key. A broken file is named in a warning and left out.
+
+    Args:
+        folder: holds ``<gpu>/accuracy.json``; the course's own recordings if None.
+    """
+    return {gpu: table for (gpu, _), table in read_folders(folder, FILE, load).items()}

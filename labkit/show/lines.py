@@ -1,0 +1,134 @@
+"""Lines: one quantity against another, such as the peak against the batch size.
+
+Limits: meant for a handful of lines; from the eighth on, colours repeat.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter
+
+from labkit.show.picture import (
+    COLOURS,
+    LIMIT_LINE,
+    LINE_MARKERS,
+    Picture,
+    against,
+    label_ticks,
+    line_style,
+    name_axes,
+    scale,
+)
+from labkit.support.html_table import MISSING
+from labkit.values import InputError, format_bytes
+
+TABLE_ROWS = 12
+MOST_MARKERS = 40  # of points in a line; more would hide it
+
+
+def lines(
+    series: Mapping[str, Mapping[float, float | None]],
+    x_label: str,
+    y_label: str,
+    *,
+    log: bool = False,
+    title: str | None = None,
+    source: str = "",
+    limit: float | None = None,
+    limit_label: str = "capacity",
+    write: Callable[[float], str] = format_bytes,
+) -> Picture:
+    """Show one or more lines, with the numbers in a table beneath.
+
+    Args:
+        series: for each line's name its points, ``{x: y}``; None for a y that could not be
+            had (out of memory): a gap in the line, a dash in the table. A line named after
+            a category has the category's colour.
+        x_label: what x is, with its unit.
+        y_label: what y is.
+        log: both axes logarithmic, so that "twice as much" is the same distance everywhere
+            and a power law is straight. Needs numbers above zero.
+        title: what the figure shows; None: "<y_label> against <x_label>".
+        source: where the numbers come from, such as ``run.label``.
+        limit: where to draw a horizontal line.
+        limit_label: what to call that line.
+        write: turns a y into text; the default takes bytes.
+
+    Returns:
+        The figure, already shown.
+
+    Raises:
+        InputError: no line has a point, or ``log`` with a number that is not above zero.
+    """
+    curves = {str(name): dict(sorted(_finite(curve).items())) for name, curve in series.items()}
+    xs = sorted({x for curve in curves.values() for x in curve})
+    ys = [y for curve in curves.values() for y in curve.values()]
+    if not xs:
+        raise InputError("there are no points to draw: pass {name: {x: y}} with numbers in it")
+    if log and min(*xs, *ys) <= 0:
+        raise InputError(f"a logarithmic axis has no place for {min(*xs, *ys)}: pass log=False")
+    if limit is not None:
+        drawable = limit > 0 if log else limit <= 3 * max(ys)
+        limit = limit if drawable else None  # it has no place, or the lines would be flat beside it
+    legend = [_line(name, number, series[name]) for number, name in enumerate(series)]
+    if limit is not None:
+        legend.append(Line2D([], [], label=f"{limit_label}: {write(limit)}", **LIMIT_LINE))
+    columns = 3 if max(len(entry.get_label()) for entry in legend) > 16 else 5
+    title = title or against(y_label, x_label)
+    figure = Picture(title, source, body=350, legend=legend, columns=columns)
+    with figure.drawing() as axes:
+        for line in legend[: len(series)]:
+            axes.add_line(line)
+        if limit is not None:
+            axes.axhline(limit, **LIMIT_LINE)
+            ys.append(limit)
+        axes.autoscale_view()
+        _scale(axes, xs, ys, log, write)
+        name_axes(axes, x_label, y_label)
+    every = sorted({x for curve in series.values() for x in curve})
+    caption = "; ".join(filter(None, [figure.title, source])) + "."
+    if len(every) > TABLE_ROWS:
+        caption += f" {TABLE_ROWS} of {len(every)} points."
+        every = [every[i] for i in np.linspace(0, len(every) - 1, TABLE_ROWS).round().astype(int)]
+    rows = []
+    for x in every:
+        cells = [write(curve[x]) if x in curve else MISSING for curve in curves.values()]
+        rows.append([f"{x:,.6g}", *cells])
+    figure.describe("Lines", [x_label, *curves], rows, caption=caption, text_columns=())
+    return figure.show()
+
+
+def _finite(curve: Mapping[float, float | None]) -> dict[float, float]:
+    return {x: y for x, y in curve.items() if y is not None and math.isfinite(y)}
+
+
+def _line(name: str, number: int, curve: Mapping[float, float | None]) -> Line2D:
+    xs = sorted(curve)
+    ys = [math.nan if curve[x] is None else curve[x] for x in xs]
+    marker = LINE_MARKERS[number % len(LINE_MARKERS)] if len(xs) <= MOST_MARKERS else ""
+    style = line_style(number, COLOURS.get(name, ""))
+    return Line2D(xs, ys, label=str(name), marker=marker, markersize=6, **style)
+
+
+def _scale(
+    axes: Axes, xs: list[float], ys: list[float], log: bool, write: Callable[[float], str]
+) -> None:
+    if log:
+        # Bytes have binary units; of other numbers people read decades, if there are some.
+        base = 2 if write is format_bytes or max(ys) < 100 * min(ys) else 10
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=base)
+        axes.minorticks_off()
+        axes.set_ylim(min(ys) / 1.3, max(ys) * 1.5)
+        label_ticks(axes.yaxis, write)
+    else:
+        scale(axes.yaxis, write)
+        if min(ys) >= 0:
+            axes.set_ylim(0, 1.12 * max(ys) or 1)
+    places = np.log2(xs) if log else np.array(xs)
+    if np.all(np.diff(places) >= 0.08 * np.ptp(places)):  # a tick at each x, where it has room
+        axes.xaxis.set_major_locator(FixedLocator(xs))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))

@@ -1,0 +1,92 @@
+"""Loss curves over several seeds: do two ways to train reach the same loss?
+
+Limits: the lines are smoothed over a twentieth of the steps, the table is not.
+"""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from labkit.show.picture import Picture, line_style, name_axes
+from labkit.support.html_table import MISSING
+from labkit.toolbox.losses import Losses
+from labkit.values import InputError
+
+
+def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None) -> Picture:
+    """Show the loss over the steps, with the last losses in a table beneath.
+
+    A line is the mean over the seeds, the band around it reaches from the lowest to the highest.
+    A line ends where a loss is no longer finite. If one goes ten times higher than another ever is,
+    the figure ends at one and a half times that other's highest loss.
+
+    Args:
+        several: what ``lab.losses`` gave, one or more; the table compares each with the first.
+        title: what the figure shows; None: "Loss during training".
+
+    Returns:
+        The figure, already shown.
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    several = [several] if isinstance(several, Losses) else list(several)
+    if not several or not all(isinstance(each, Losses) for each in several):
+        raise InputError("loss_curves draws what lab.losses gave, at least one")
+    source = "; ".join(dict.fromkeys(each.label for each in several))
+    marker = "o" if len(several[0].curves[0]) == 1 else ""  # one point makes no line
+    legend = [
+        Line2D([], [], label=each.name, marker=marker, **line_style(number))
+        for number, each in enumerate(several)
+    ]
+    figure = Picture(title or "Loss during training", source, body=350, legend=legend, columns=3)
+    highest = []
+    with figure.drawing() as axes:
+        for each, line in zip(several, legend, strict=True):
+            curves = np.array([_smooth(curve) for curve in each.curves])
+            steps, mean = range(1, curves.shape[1] + 1), curves.mean(axis=0)
+            low = np.where(np.isnan(mean), np.nan, curves.min(axis=0))
+            high = np.where(np.isnan(mean), np.nan, curves.max(axis=0))
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+            line.set_data(steps, mean)
+            axes.add_line(line)
+            finite = np.abs(each.curves)[np.isfinite(each.curves)]
+            highest.append(finite.max(initial=0))
+        axes.autoscale_view()
+        # One line that diverges would press the others flat: it leaves the figure instead.
+        usual = min(filter(None, highest), default=0)
+        if usual and max(highest) > 10 * usual:
+            axes.set_ylim(0, 1.5 * usual)
+        name_axes(axes, "step", "loss in nats per token")
+    figure.describe(
+        "Lines",
+        ["", "first loss", "last loss", "lowest to highest", f"against {several[0].name}"],
+        [_row(each, several[0]) for each in several],
+        caption=f"{figure.title}; {source}. Last loss: mean of the last tenth of the steps.",
+    )
+    return figure.show()
+
+
+def _smooth(curve: tuple[float, ...]) -> np.ndarray:
+    """Return the mean of each step and those just before it; NaN from the first bad loss on."""
+    finite = np.where(np.isfinite(curve), curve, np.nan)
+    width = max(1, len(curve) // 20)
+    sums = np.convolve(finite, np.ones(width))[: len(curve)]
+    means = sums / np.minimum(np.arange(1, len(curve) + 1), width)
+    return np.where(np.isnan(np.cumsum(finite)), np.nan, means)
+
+
+def _row(losses: Losses, first: Losses) -> list[str]:
+    spread = change = MISSING
+    comparable = losses.seeds == first.seeds and len(losses.curves[0]) == len(first.curves[0])
+    if math.isfinite(losses.final):
+        spread = " to ".join(map(_text, losses.spread))
+        if comparable and losses is not first:
+            change = str(losses.against(first))
+    return [losses.name, _text(losses.curves[0][0]), _text(losses.final), spread, change]
+
+
+def _text(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "not finite"

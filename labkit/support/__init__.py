@@ -1,0 +1,1 @@
+"""Files, processes, HTML: helpers that know nothing of memory."""

@@ -1,0 +1,56 @@
+"""Write files atomically; read and check JSON records."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from labkit.values import InputError, format_bytes
+
+#: The folder of the package labkit.
+PACKAGE = Path(__file__).resolve().parents[1]
+#: Where `labkit run` writes unless told otherwise.
+RUN_FOLDER = Path("build", "course")
+LARGEST_FILE_BYTES = 20 << 20
+Read = TypeVar("Read")
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write ``text`` so that ``path`` holds either what it held before, or all of it.
+
+    Raises:
+        OSError: the folder cannot be written or the disk is full; ``path`` is untouched then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_file(path: Path, read: Callable[[Any], Read], what: str) -> Read:
+    """What ``read`` makes of the JSON in ``path``.
+
+    Raises:
+        InputError: there is no such file, it is too large, not JSON, or ``read`` refuses it.
+    """
+    try:
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise InputError(f"{path} is larger than {format_bytes(LARGEST_FILE_BYTES)}")
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # InputError is a ValueError too
+        raise InputError(f"{path} is not {what} we can read: {error}") from error

@@ -1,0 +1,36 @@
+"""Pages of HTML from jinja2 templates, which escape every value that is not ``Markup``."""
+
+import functools
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from labkit.support.files import PACKAGE
+from labkit.support.html_safe import POLICY
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PACKAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """Return what a template makes of ``values``.
+
+    Args:
+        template: its path below the package labkit, such as ``"course/report.html.j2"``.
+    """
+    return _templates().get_template(template).render(POLICY=Markup(POLICY), **values)
+
+
+def table(label: str, columns: Any, rows: Any, **options: Any) -> Markup:
+    """Return the ``table`` of ``templates/parts.html.j2``, for a notebook."""
+    parts = _templates().get_template("support/templates/parts.html.j2").module
+    return parts.table(label, columns, rows, **options)

@@ -1,0 +1,59 @@
+"""Captioned tables, as HTML for a notebook and as plain text for a terminal.
+
+Limits: everything in a table is text, escaped; there are no links and no pictures in cells.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.support import html_pages
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Rich:
+    """HTML for a notebook and the same in plain text for everywhere else."""
+
+    html: str
+    text: str
+
+    def __add__(self, other: "Rich") -> "Rich":
+        return Rich(self.html + other.html, f"{self.text}\n\n{other.text}")
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": self.html, "text/plain": self.text}
+
+
+def grid(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str,
+    text_columns: Collection[int] = (0,),
+) -> Rich:
+    """Return a captioned table. The first cell of each row is its heading.
+
+    Args:
+        headings: one per column.
+        rows: texts, as many per row as there are headings.
+        caption: what the numbers are and where they come from.
+        text_columns: which columns (from 0) hold text; all others are numbers, aligned right.
+    """
+    numbers = set(range(len(headings))) - set(text_columns)
+    page = html_pages.table(caption, headings, rows, caption=caption, numbers=numbers)
+    lines = [[" ".join(text.split()) for text in row] for row in [headings, *rows]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = []
+    for line in lines:
+        cells = [
+            text.ljust(width) if i in text_columns else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        padded.append("  ".join(cells))
+    text = "\n".join([caption, padded[0], "-" * len(padded[0]), *padded[1:]])
+    return Rich(str(page), text)

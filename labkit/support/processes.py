@@ -1,0 +1,118 @@
+"""Run a process with a time limit, and end one together with everything that it started.
+
+Limits: a process that detached itself into another session, and whose parent has ended, is found
+only if the caller has kept it (``known``).
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from labkit.support.files import PACKAGE
+
+if TYPE_CHECKING:
+    import psutil
+
+END_SECONDS = 5  # to wait for killed processes; where nobody reaps them they stay zombies
+
+
+def descendants(process: subprocess.Popen) -> set["psutil.Process"]:
+    """Return the descendants of ``process``; an empty set once it has ended."""
+    import psutil
+
+    if process.poll() is not None:  # its id may be another process's by now
+        return set()
+    try:
+        return set(psutil.Process(process.pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def host_bytes(processes: Iterable["psutil.Process"]) -> int:
+    """Return the CPU memory that ``processes`` use together.
+
+    On Linux a page that several processes share counts for each in equal parts (proportional set
+    size, `proc_pid_smaps_rollup(5)`); elsewhere this is the sum of the resident sets.
+    """
+    import psutil
+
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
+            info = process.memory_full_info()
+            total += getattr(info, "pss", info.rss)
+    return total
+
+
+def end_group(process: subprocess.Popen, known: Iterable["psutil.Process"] = ()) -> None:
+    """Kill ``process``, its process group and its descendants, and wait for them. May be repeated.
+
+    Args:
+        process: started with ``start_new_session=True``, so that it leads a group.
+        known: descendants found earlier. Their parent may have ended since, and a Jupyter kernel
+            or a rank of torchrun is in no group of ours.
+    """
+    import psutil
+
+    doomed = {*known, *descendants(process)}
+    if hasattr(os, "killpg"):  # not on Windows
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    for descendant in doomed:  # psutil compares start times, so a reused id is safe
+        with contextlib.suppress(psutil.Error):  # ended, or it refuses: the others must end
+            descendant.kill()
+    process.wait()
+    psutil.wait_procs(doomed, timeout=END_SECONDS)
+
+
+class Ended(NamedTuple):
+    """How a process ended: its exit code (None if it was stopped), and why it failed."""
+
+    code: int | None
+    why: str
+
+
+def run_process(command: Sequence[str], log: Path, timeout_seconds: float) -> Ended:
+    """Run ``command`` to its end, and end everything that it started.
+
+    Args:
+        command: what to run; it can import labkit.
+        log: file for its output; removed if nothing was written.
+        timeout_seconds: after which it is stopped.
+    """
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    code = None
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_seconds)
+        finally:
+            end_group(process)
+    return Ended(code, _why(code, log, timeout_seconds))
+
+
+def _why(code: int | None, log: Path, timeout_seconds: float) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if not lines:
+        log.unlink()
+    if code is None:
+        return f"stopped after {timeout_seconds:g} seconds, the time limit (--timeout raises it)"
+    if code < 0:
+        return (
+            f"its process was ended by signal {-code}: it crashed, or the system stopped it, most "
+            "often because the computer's own memory ran out"
+        )
+    return lines[-1][:500] if lines else f"its process ended with code {code}"

@@ -1,0 +1,38 @@
+"""Temporary folders, and the files in a folder."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from labkit.values import InputError
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory):
+    """A new folder that is removed when it is closed, forgotten, or Python ends.
+
+    A ``with`` block gives its path. Limits: what a killed process leaves is for the system, which
+    clears the folder of temporary files.
+
+    Args:
+        parent: folder to make it in, on the disk that is to be used; by default where temporary
+            files go.
+
+    Raises:
+        InputError: no folder can be made there.
+    """
+
+    def __init__(self, parent: str | os.PathLike | None = None) -> None:
+        try:
+            super().__init__(prefix="labkit-disk-", dir=parent, ignore_cleanup_errors=True)
+        except OSError as error:
+            raise InputError(f"no folder can be made in {parent}: {error.strerror}") from None
+        self.path = Path(self.name)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+
+def list_files(folder: str | os.PathLike) -> dict[str, int]:
+    """Return the bytes of every file under ``folder``, by its path from there."""
+    found = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in found}

@@ -1,0 +1,1 @@
+"""What single lessons need: losses over seeds, disks, DeepSpeed, spans of time."""

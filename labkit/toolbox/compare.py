@@ -1,0 +1,61 @@
+"""Two numbers that several lessons compare by: a relative error, and an exponent of growth."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from labkit.values import InputError, shown
+
+
+def relative_error(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    reference: torch.Tensor | Iterable[torch.Tensor],
+) -> float:
+    """Return the norm of the difference over the norm of the reference.
+
+    Args:
+        tensors: one tensor, or several (a model's gradients), taken as one long vector.
+        reference: as many, of the same shapes in the same order.
+
+    Returns:
+        0.0 for equal tensors; the sums are float64, so that the comparison rounds nothing away.
+
+    Raises:
+        InputError: numbers of tensors or shapes differ, or the reference is zero throughout.
+    """
+    ours, theirs = _as_list(tensors), _as_list(reference)
+    shapes = [[tuple(tensor.shape) for tensor in each] for each in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+        raise InputError(f"shapes {shown(shapes[0])} cannot be compared with {shown(shapes[1])}")
+    difference = size = 0.0
+    for tensor, right in zip(ours, theirs, strict=True):
+        difference += float((tensor.double() - right.double()).square().sum())
+        size += float(right.double().square().sum())
+    if size == 0:
+        raise InputError("the reference is zero throughout: nothing is relative to it")
+    return math.sqrt(difference / size)
+
+
+def _as_list(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]
+    return [tensor.detach() for tensor in tensors]
+
+
+def growth_exponent(points: Mapping[float, float]) -> float:
+    """Return the power with which ``y`` grows with ``x``: 1 is linear, 2 quadratic.
+
+    It is the slope of log ``y`` over log ``x`` by least squares.
+
+    Args:
+        points: ``{x: y}``, all above zero, at least two.
+
+    Raises:
+        InputError: fewer than two points, or one that is not above zero.
+    """
+    if len(points) < 2 or min(*points, *points.values()) <= 0:
+        raise InputError(f"an exponent needs two points or more, all above zero, not {points}")
+    slope, _ = np.polyfit(np.log(list(points)), np.log(list(points.values())), deg=1)
+    return float(slope)

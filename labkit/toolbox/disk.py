@@ -1,0 +1,151 @@
+"""Keep tensors on a disk, and time the disk.
+
+    with TemporaryFolder() as folder:
+        shelf = DiskStore(folder)
+        shelf.put("weights", tensor)
+        tensor = shelf.get("weights", device)
+    shelf.read_bytes, shelf.written_bytes
+
+Limits: what was just written may be read from the system's page cache. `disk_speed` goes past it
+(``O_DIRECT``) where the file system allows it; what a disk's own cache holds counts as the disk.
+A simulation counts bytes, and writes nothing.
+"""
+
+import contextlib
+import errno
+import io
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from labkit.values import MIB, format_bytes, positive_int
+
+PIECE_BYTES = 8 * MIB  # direct transfers go in whole blocks of 4096 bytes, from aligned memory
+
+
+def reserve(path: str | os.PathLike, nbytes: int) -> None:
+    """Make ``path`` a file that has room for ``nbytes`` on the disk; keep what is in it.
+
+    Raises:
+        OSError: (``ENOSPC``) there is no room; the text says how much there is.
+    """
+    path = Path(path)
+    path.touch()
+    usage = shutil.disk_usage(path.parent)
+    more_bytes = nbytes - path.stat().st_size
+    if usage.total and more_bytes > usage.free:  # some file systems (ramfs) have no size
+        raise OSError(
+            errno.ENOSPC,
+            f"the disk is full: {path.name} needs {format_bytes(nbytes)}, and "
+            f"{format_bytes(usage.free)} are free in {path.parent}",
+        )
+    if hasattr(os, "posix_fallocate"):  # not on Windows, nor on macOS
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+
+
+class DiskStore:
+    """Named tensors outside memory, each in a separate file.
+
+    Attributes:
+        read_bytes, written_bytes: of all tensors read and written so far.
+    """
+
+    def __init__(self, folder: str | os.PathLike) -> None:
+        self.folder = Path(folder)
+        self.read_bytes = self.written_bytes = 0
+        self._stored: dict[str, tuple[torch.Size, torch.dtype]] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all tensors that are stored now."""
+        return sum(shape.numel() * dtype.itemsize for shape, dtype in self._stored.values())
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Write ``tensor`` into the file ``name``, in place of what was there.
+
+        Raises:
+            OSError: the disk is full, or refuses; nothing is stored under that name then.
+        """
+        tensor = tensor.detach()
+        if not isinstance(tensor, FakeTensor):
+            self._stored.pop(name, None)
+            (self.folder / name).write_bytes(_bytes_of(tensor.cpu().contiguous()))
+        self._stored[name] = tensor.shape, tensor.dtype
+        self.written_bytes += tensor.nbytes
+
+    def get(self, name: str, device: torch.device | str) -> torch.Tensor:
+        """Return the tensor in the file ``name``, on ``device``.
+
+        Raises:
+            KeyError: nothing is stored under that name.
+            OSError: the file is gone or short, or the disk refuses.
+        """
+        shape, dtype = self._stored[name]
+        tensor = torch.empty(shape, dtype=dtype)
+        if not isinstance(tensor, FakeTensor):
+            with open(self.folder / name, "rb") as file:
+                if file.readinto(_bytes_of(tensor)) < tensor.nbytes:
+                    raise OSError(errno.EIO, f"{name} is shorter than what was put there")
+        self.read_bytes += tensor.nbytes
+        return tensor.to(device)
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.view(-1).view(torch.uint8).numpy()
+
+
+class DiskSpeed(NamedTuple):
+    """Bytes per second of long transfers."""
+
+    read: float
+    write: float
+
+
+def disk_speed(folder: str | os.PathLike, *, size_bytes: int = 256 * MIB) -> DiskSpeed:
+    """Time writing and then reading a file of ``size_bytes`` in ``folder``; it is removed.
+
+    Raises:
+        InputError: ``size_bytes`` is not a positive whole number.
+        OSError: the disk is full.
+    """
+    pieces = -(-positive_int(size_bytes, "size_bytes") // PIECE_BYTES)
+    with (
+        tempfile.NamedTemporaryFile(prefix="speed-", dir=folder) as file,
+        contextlib.closing(mmap.mmap(-1, PIECE_BYTES)) as memory,
+    ):
+        memory[:] = os.urandom(PIECE_BYTES)  # not every disk stores zeros
+        reserve(file.name, pieces * PIECE_BYTES)
+
+        def speed(mode: str, method: str) -> float:
+            with _open_direct(file.name, mode) as opened:
+                started = time.perf_counter()
+                for _ in range(pieces):
+                    if getattr(opened, method)(memory) != PIECE_BYTES:
+                        raise OSError(errno.EIO, f"the disk stopped within {file.name}")
+                return pieces * PIECE_BYTES / (time.perf_counter() - started)
+
+        write = speed("r+b", "write")
+        return DiskSpeed(speed("rb", "readinto"), write)
+
+
+def _open_direct(path: str | os.PathLike, mode: str) -> io.FileIO:
+    """Open a file unbuffered, and past the page cache where the file system allows it."""
+
+    def opener(path: str, flags: int) -> int:
+        try:
+            return os.open(path, flags | getattr(os, "O_DIRECT", 0))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return os.open(path, flags)
+
+    return open(path, mode, buffering=0, opener=opener)

@@ -1,0 +1,104 @@
+"""Record when methods run: spans of time, one list per training step.
+
+    recorder = SpanRecorder()
+    recorder.watch(stage, forward_one_chunk="forward", backward_one_chunk="backward")
+    ...                                   # the stage works
+    recorder.lap()                        # the spans of the next step go into a new list
+    gantt({"last step": {"stage 0": recorder.laps[-2]}})
+
+Times are those of the machine's monotonic clock, which all its processes share, so that spans of
+several ranks can be drawn beside each other.
+
+Limits: each watched call waits for the GPU before and after, or its work would not be done when the
+time is recorded. That keeps the program from running ahead of the GPU, so it may be slower. GPUs
+other than this process's own are waited for where a call's arguments or result are on them.
+"""
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.values import InputError
+
+
+class Span(NamedTuple):
+    """Work of one ``kind`` between two moments, in seconds; ``text`` is written on it."""
+
+    kind: str
+    start: float
+    stop: float
+    text: str = ""
+
+
+class SpanRecorder:
+    """Record when watched methods run.
+
+    ``laps`` has one list of spans per lap, each in the order in which they ended; the last is open.
+    With a ``path`` each `lap` writes all laps so far there, for another process to `read`.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.laps: list[list[Span]] = [[]]
+        self._path = path
+
+    def watch(self, owner: Any, *, text: str | None = None, **kinds: str) -> None:
+        """Record each call of some of an object's methods from now on.
+
+        Args:
+            owner: the object; its class stays as it is.
+            text: what is written on the spans; None: the first argument of a call, where that is
+                an int (the number of a micro-batch, say).
+            **kinds: for each method's name what its spans are called, ``forward="forward"``.
+
+        Raises:
+            InputError: the owner has no such method.
+        """
+        for method in kinds:
+            if not callable(getattr(owner, method, None)):
+                raise InputError(f"{type(owner).__name__} has no method {method!r} to watch")
+        for method, kind in kinds.items():
+            setattr(owner, method, self._watched(getattr(owner, method), kind, text))
+
+    def _watched(self, work: Callable[..., Any], kind: str, text: str | None) -> Callable[..., Any]:
+        @functools.wraps(work)
+        def watched(*arguments: Any, **named: Any) -> Any:
+            _wait_for((arguments, named))  # what came before is not this call's work
+            start = time.monotonic()
+            result = work(*arguments, **named)
+            _wait_for(result)
+            label = text or ""
+            if text is None and arguments and isinstance(arguments[0], int):
+                label = str(arguments[0])
+            self.laps[-1].append(Span(kind, start, time.monotonic(), label))
+            return result
+
+        return watched
+
+    def lap(self) -> int:
+        """Close this lap, so that what follows belongs to the next. Return how many are closed."""
+        if self._path:
+            Path(self._path).write_text(json.dumps(self.laps), encoding="utf-8")
+        self.laps.append([])
+        return len(self.laps) - 1
+
+    @staticmethod
+    def read(path: str | Path) -> list[list[Span]]:
+        """Return the closed laps that a recorder wrote to ``path``."""
+        laps = json.loads(Path(path).read_text(encoding="utf-8"))
+        return [[Span(*span) for span in lap] for lap in laps]
+
+
+def _wait_for(tree: Any) -> None:
+    """Wait for this process's GPU, and for each other one that a tensor of ``tree`` is on."""
+    import torch  # here: figures read spans without it
+    from torch.utils._pytree import tree_leaves
+
+    from labkit.hardware import cuda
+
+    cuda.cuda_memory.synchronize()
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.synchronize(device)

@@ -1,0 +1,162 @@
+"""The work of operators: floating-point operations, bytes moved, bytes sent to other ranks.
+
+Collectives are counted as ring algorithms move them, which is what NCCL and gloo use for large
+messages: of N ranks each sends (N − 1)/N of the whole in a gather or a scatter, and twice that in
+an all-reduce, which is both (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
+
+Limits: headers, and the tree algorithms for small messages, are left out. Fractions of a byte are
+dropped. A broadcast and a reduction to one rank are counted evenly for all; of a ``scatter`` only
+its source sends, of a ``gather`` all but its target.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+#: The namespaces whose operators' work is counted.
+COUNTED = ("aten", "bitsandbytes")
+#: bitsandbytes' products, whose inner dimension is the last of their first argument.
+QUANTISED_PRODUCTS = ("gemm_4bit", "int8_linear_matmul")
+
+
+def _attention_flops(query, key, value, *_, **__) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _attention_backward_flops(grad, query, key, value, *_, **__) -> int:
+    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+
+
+_aten = torch.ops.aten
+#: PyTorch's own table, with the CPU's flash attention, which it has since 2.15 only: the same two
+#: products forward and five backward as the CUDA kernel's entry.
+FLOP_FORMULAS = {
+    **flop_registry,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
+
+
+def flops_of(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
+    """Return the floating-point operations of one call that returned ``out``."""
+    formula = FLOP_FORMULAS.get(func._overloadpacket)
+    if formula:
+        return formula(*args, **kwargs, out_val=out)
+    if func.__name__.partition(".")[0] in QUANTISED_PRODUCTS:
+        return 2 * out.numel() * args[0].shape[-1]
+    return 0
+
+
+def moved_bytes(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
+    """Return the bytes that one call reads and writes."""
+    # What returns nothing writes into its arguments: `_foreach_` and fused updates.
+    written = (out,) if func._schema.returns else _overwritten(func, args, kwargs)
+    return sum(t.numel() * t.element_size() for t in tensors_in((args, written)))
+
+
+def _overwritten(func: Any, args: tuple, kwargs: dict) -> list[Any]:
+    """Return the arguments that an operator writes into, by its schema."""
+    return [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor in nested tuples, lists and dictionaries."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        yield from tensors_in(list(tree.values()))
+
+
+#: Namespaces of the operators that talk to other ranks.
+COLLECTIVES = ("c10d", "_c10d_functional")
+
+# From one rank to another, or all from or to one.
+_DIRECT = ("send", "isend", "batch_p2p_ops", "gather_", "scatter_")
+
+# How often the whole passes through each rank's link, in units of (N − 1)/N; the whole is the
+# largest of the operands: an all-gather's result, a reduce-scatter's input.
+_ROUNDS = {
+    "allgather_": 1,
+    "_allgather_base_": 1,
+    "allgather_into_tensor_coalesced_": 1,
+    "all_gather_into_tensor": 1,
+    "all_gather_into_tensor_coalesced": 1,
+    "reduce_scatter_": 1,
+    "_reduce_scatter_base_": 1,
+    "reduce_scatter_tensor_coalesced_": 1,
+    "reduce_scatter_tensor": 1,
+    "reduce_scatter_tensor_coalesced": 1,
+    "alltoall_": 1,
+    "alltoall_base_": 1,
+    "all_to_all_single": 1,
+    "broadcast_": 1,
+    "broadcast": 1,
+    "reduce_": 1,
+    "allgather_coalesced_": 1,
+    "allreduce_": 2,
+    "allreduce_coalesced_": 2,
+    "all_reduce": 2,
+    "all_reduce_": 2,
+    "all_reduce_coalesced": 2,
+    "all_reduce_coalesced_": 2,
+}
+
+
+def sent_bytes(func: Any, args: tuple) -> int:
+    """Return the bytes that one call of a collective makes this rank send.
+
+    A receive or a barrier sends none.
+
+    Args:
+        func: an operator of one of `COLLECTIVES`.
+        args: its positional arguments: tensors, and the process group or its name.
+    """
+    name = func.__name__.partition(".")[0].removesuffix("_out")  # the result is a keyword there
+    if name in _DIRECT:
+        return _sent_directly(name, args)
+    rounds = _ROUNDS.get(name, 0)
+    if not rounds:
+        return 0
+    ranks = _group_size(args)
+    whole_bytes = max(_nbytes(arg) for arg in args if isinstance(arg, torch.Tensor | list | tuple))
+    if name.startswith("all_gather"):  # the functional form is not handed its result
+        whole_bytes *= ranks
+    return rounds * whole_bytes * (ranks - 1) // ranks
+
+
+def _sent_directly(name: str, args: tuple) -> int:
+    if name == "batch_p2p_ops":
+        kinds, *_, tensors, _ = args
+        return sum(_nbytes(t) for kind, t in zip(kinds, tensors, strict=True) if kind == "isend")
+    if name == "gather_":
+        results, own, *_ = args
+        return 0 if results else _nbytes(own)  # its target is handed a place for them
+    if name == "scatter_":
+        ranks = _group_size(args)
+        return _nbytes(args[1]) * (ranks - 1) // ranks  # the others have nothing to hand out
+    return _nbytes(args[0])
+
+
+def _nbytes(tree: Any) -> int:
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    return sum(map(_nbytes, tree)) if isinstance(tree, list | tuple) else 0
+
+
+def _group_size(args: tuple) -> int:
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            return dist.ProcessGroup.unbox(arg).size()  # the group precedes what else is boxed
+    return _resolve_process_group(args[-1]).size()

@@ -1,0 +1,15 @@
+"""Answers to lesson 13's exercises."""
+
+from exercise_answers.changed import changed
+
+from labkit.exercises.lesson_13 import light
+
+OTHER_OPTIMIZER = ("bnb.optim.AdamW8bit", "torch.optim.AdamW")
+MISTAKES = [
+    ("13-1", 2, "scales are missing"),
+    ("13-1", 1.015625, "AdamW has two"),
+    ("13-1", 2.015625, "Each of the two moments"),
+    ("13-1", 8, "32-bit AdamW"),
+    ("13-2", changed(light, ("lr=1e-3", "lr=1e-5")), "more than 2% apart"),
+    ("13-2", changed(light, OTHER_OPTIMIZER), "largest part of your peak is optimizer"),
+]

@@ -1,0 +1,21 @@
+"""Answers to lesson 18's exercises."""
+
+from torch.distributed.fsdp import fully_shard
+
+from labkit.exercises.lesson_18 import by_layer
+
+FEWEST = 96  # the right answer to 18-1
+
+
+def all_layers_at_once(net, **options):
+    fully_shard(net.model, **options)
+
+
+MISTAKES = [
+    ("18-1", FEWEST - 8, "23.5 GiB, and 23.0 GiB can be had"),  # the tensors would fit
+    ("18-1", 64, "more are needed"),
+    ("18-1", FEWEST + 8, "one machine less"),
+    ("18-1", FEWEST - 1, "do not fill machines of 8"),
+    ("18-2", all_layers_at_once, "a unit that holds all layers"),
+    ("18-2", by_layer, "the target at most 5.50 GiB"),
+]

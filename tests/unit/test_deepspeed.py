@@ -1,0 +1,227 @@
+"""DeepSpeed: what is missing, its operators built once, its disk traffic, GPU or CPU memory."""
+
+import errno
+import importlib.util
+import os
+import shutil
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+import labkit as lab
+from labkit.distributed.launch import RankError
+from labkit.hardware import this_machine
+from labkit.support.scratch import list_files
+from labkit.toolbox import deepspeed, deepspeed_ops, disk
+from labkit.toolbox.deepspeed import Traffic
+from labkit.values import InputError
+
+lack = deepspeed_ops.missing()
+# Where all are to run, as in continuous integration, they fail without it: nobody reads of skips.
+needs_deepspeed = pytest.mark.skipif(bool(lack) and "CI" not in os.environ, reason=str(lack))
+
+# --- what is missing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("nothing", None),
+        ("ninja", "`pip install ninja`"),
+        ("c++", "`apt-get install g++ libaio-dev`"),
+        ("linux", "on Linux only"),
+        ("nvcc", "nvcc"),
+    ],
+)
+def test_what_a_disk_needs_is_named_and_cpu_memory_does_not_need_it(monkeypatch, what, says):
+    device = "cuda" if what == "nvcc" else "cpu"
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(deepspeed_ops.shutil, "which", lambda name, path=None: name != what)
+    monkeypatch.setattr(deepspeed_ops.subprocess, "run", lambda *_, **__: Done(0))
+    monkeypatch.setattr(deepspeed_ops.sys, "platform", "darwin" if what == "linux" else "linux")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setattr(this_machine, "device", lambda: torch.device(device))
+    found = deepspeed_ops.missing()
+    assert found is None if says is None else says in found
+    assert deepspeed_ops.missing(nvme=False) is None
+
+
+class Done(NamedTuple):
+    """How a process ended."""
+
+    returncode: int
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_the_compiler_is_asked_for_headers():
+    assert deepspeed_ops._has_header("cstdio")
+    assert not deepspeed_ops._has_header("no_such_header.h")
+
+
+def test_without_deepspeed_nothing_else_is_checked(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install --no-build-isolation deepspeed" in deepspeed_ops.missing(nvme=False)
+    with pytest.raises(InputError, match="DeepSpeed is not installed"):
+        deepspeed.prepare()
+
+
+# --- watching the disk ---------------------------------------------------------------------------
+
+
+class FakeHandle:
+    """DeepSpeed's handle, of which only the number of transfers under way is left."""
+
+    refuse, under_way = False, 0
+
+    def async_pwrite(self, buffer, path, offset):
+        self.under_way += not self.refuse
+        return -self.refuse
+
+    async_pread = async_pwrite
+
+    def wait(self):
+        assert self.under_way, "DeepSpeed's own would abort the process"
+        done, self.under_way = self.under_way, 0
+        return done
+
+
+def test_bytes_are_counted_and_the_disks_errors_end_the_job(tmp_path, monkeypatch):
+    def full(path, nbytes):
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    traffic, path, buffer = Traffic(), str(tmp_path / "x"), torch.zeros(8)
+    one = deepspeed.watched(FakeHandle, traffic)()
+    assert one.wait() == 0  # nothing is under way
+    assert one.async_pwrite(buffer, path, 0) == 0
+    assert one.wait() == 1
+    assert (tmp_path / "x").stat().st_size == 32  # its place is taken
+    assert one.async_pread(buffer, path, 0) == 0
+    assert (traffic.read_bytes, traffic.written_bytes) == (32, 32)
+    assert traffic.waited_seconds > 0
+    one.refuse = True
+    for transfer in (one.async_pread, one.async_pwrite):
+        with pytest.raises(OSError, match="refuses direct transfers"):
+            transfer(buffer, path, 0)
+        assert one.under_way == 0  # freeing a handle with one would abort the process
+    one.refuse = False
+    one.async_pread(buffer, path, 0)
+    monkeypatch.setattr(deepspeed, "reserve", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        one.async_pwrite(buffer, str(tmp_path / "y"), 0)
+    assert one.under_way == 0
+
+
+# --- the log, and GPU or CPU memory --------------------------------------------------------------
+
+
+def test_the_log_has_what_each_phase_added(tmp_path):
+    traffic = Traffic()
+    log = deepspeed.Log(tmp_path, traffic)
+    with log.phase("forward"):
+        traffic.read_bytes += 5
+    with log.phase("step"):
+        traffic.read_bytes += 7
+        traffic.written_bytes += 1
+        traffic.waited_seconds += 2.0
+    log.write()
+    with log.phase("forward"):
+        pass
+    log.write()
+    first, second = deepspeed.read_log(tmp_path)
+    assert (first["forward"]["read_bytes"], first["step"]["read_bytes"]) == (5, 7)
+    assert (first["step"]["written_bytes"], first["step"]["waited_seconds"]) == (1, 2.0)
+    assert second["forward"]["read_bytes"] == 0
+    assert first["forward"]["seconds"] >= 0
+
+
+# --- the real engine -----------------------------------------------------------------------------
+
+ENGINE = """
+import json
+import torch
+import labkit as lab
+from labkit.toolbox import deepspeed
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+
+def train(device, where="nvme", folder=""):
+    traffic = deepspeed.prepare(nvme=where == "nvme")
+    place = {"device": where, "nvme_path": folder}
+    room = {"buffer_count": 4, "buffer_size": 300_000, "max_in_cpu": 0}
+    adam = {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": True}
+    engine = deepspeed.start(build(), {
+        "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0,
+        "optimizer": {"type": "AdamW", "params": adam},
+        "zero_optimization": {
+            "stage": 3, "offload_param": place | room, "offload_optimizer": place,
+            "reduce_bucket_size": 300_000, "sub_group_size": 300_000,
+            "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}})
+    log = deepspeed.Log(folder, traffic)
+    while True:
+        with log.phase("forward"):
+            loss = engine(torch.ones(4, 512, device=device)).square().mean()
+        with log.phase("backward"):
+            engine.backward(loss)
+        with log.phase("step"), deepspeed.on_host():
+            engine.step()
+        log.write()
+        yield loss
+
+def plain(device):
+    model = build().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    while True:
+        loss = model(torch.ones(4, 512, device=device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+"""
+
+
+@needs_deepspeed
+def test_zero_infinity_trains_as_plain_pytorch_does(tmp_path, monkeypatch):
+    (tmp_path / "engine.py").write_text(ENGINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import engine
+
+    deepspeed_ops.build()
+    built = deepspeed_ops.build_folder() / "async_io/build.ninja"
+    assert "async_io.cpp" in built.read_text()  # as one file
+    numbers = 8 * 512 * 512
+    folder = tmp_path / "nvme"
+    folder.mkdir()
+    [run] = lab.launch(engine.train, ranks=1, steps=3, folder=str(folder))
+    reference = lab.measure(engine.plain, steps=3)
+    assert run.losses == pytest.approx(reference.losses, rel=1e-4)
+    assert max(run.step_peaks_bytes) < 4 * numbers  # less than the weights alone
+    [*_, last] = deepspeed.read_log(folder)
+    # Weights are read forward and backward, gradients and state in the step; small biases stay.
+    assert last["forward"]["read_bytes"] == last["backward"]["read_bytes"] == 4 * numbers
+    assert 16 * numbers <= last["step"]["read_bytes"] <= 16.2 * numbers
+    written = sum(phase["written_bytes"] for phase in last.values())
+    assert 20 * numbers <= written <= 20.2 * numbers
+    swapped = {name: n for name, n in list_files(folder).items() if name.endswith(".swp")}
+    assert 20 * numbers <= sum(swapped.values()) <= 20.2 * numbers
+
+
+@needs_deepspeed
+@pytest.mark.nightly
+def test_a_disk_that_fills_ends_the_job_with_a_sentence(tmp_path, monkeypatch):
+    full = "raise OSError(28, f'the disk is full: {path}')"
+    patch = f"\ndef reserve(path, nbytes):\n    {full}\ndeepspeed.reserve = reserve\n"
+    (tmp_path / "engine_full.py").write_text(ENGINE + patch)
+    monkeypatch.syspath_prepend(tmp_path)
+    import engine_full
+
+    deepspeed_ops.build()
+    with monkeypatch.context() as undone:
+        undone.setattr(deepspeed, "reserve", disk.reserve)
+        with pytest.raises(RankError, match="the disk is full"):
+            lab.launch(engine_full.train, ranks=1, steps=2, folder=str(tmp_path))

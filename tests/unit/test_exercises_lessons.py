@@ -1,0 +1,304 @@
+"""The exercises of every lesson: stubs, right answers, and the mistakes that people make.
+
+The answers are in ``exercise_answers/lesson_NN.py``. ``RIGHT`` are pairs of an exercise and an
+answer, ``MISTAKES`` has a part of the reply, too. What an exercise asks for as a value may be given
+as a function without parameters that computes it.
+"""
+
+import ast
+import copy
+import importlib
+import inspect
+import json
+import math
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from fake_runs import fake_run
+from torch import nn
+
+import labkit as lab
+from labkit.allocator.caching import CachingAllocator
+from labkit.exercises import lesson_00, lesson_02, lesson_15, lesson_20
+from labkit.exercises.checks import reference_run
+from labkit.exercises.engine import Status, of_lesson
+from labkit.exercises.lesson_03 import LOSS_BATCH, LOSS_LENGTH, LOSS_MODEL, loss_gib
+from labkit.exercises.lesson_05 import smallest_change
+from labkit.exercises.lesson_07 import factor, in_pieces
+from labkit.exercises.lesson_10 import traced_gives
+from labkit.exercises.lesson_11 import chunks
+from labkit.exercises.lesson_14 import adapter_bytes, next_step
+from labkit.exercises.lesson_15 import stored_bytes
+from labkit.exercises.lesson_16 import _simulated, large, roomy
+from labkit.exercises.lesson_19 import first_stage
+from labkit.plan.formula import Part, formula_estimate
+from labkit.trace import Category
+from labkit.values import GIB, MIB
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+LESSONS = [f"{number:02}" for number in range(24)]
+REAL_MODEL = ("14-2", "15-2")  # solutions that take up to a minute
+IDS = [
+    pytest.param(id, marks=pytest.mark.nightly) if id in REAL_MODEL else id
+    for lesson in LESSONS
+    for id in of_lesson(lesson)
+]
+
+
+def answers(kind):
+    """All answers of a kind, each with its exercise's id in its name."""
+    found = []
+    for lesson in LESSONS:
+        module = importlib.import_module(f"exercise_answers.lesson_{lesson}")
+        for number, answer in enumerate(getattr(module, kind, ())):
+            found.append(pytest.param(*answer, id=f"{answer[0]} {number}"))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def less_work(monkeypatch):
+    """Load lesson 15's model once, and judge it by two rows."""
+    monkeypatch.setattr(lesson_15, "pretrained", pretrained_copy)
+    monkeypatch.setattr(lesson_15, "ROWS", 2)
+
+
+@cache
+def pretrained():
+    return lab.pretrained("SmolLM2-135M")
+
+
+def pretrained_copy():
+    model, tokenizer = pretrained()
+    return copy.deepcopy(model), tokenizer
+
+
+def check(id, answer):
+    exercise = lab.exercise(id)
+    if callable(answer) and not exercise.asks_for_function:
+        answer = answer()
+    return exercise.check(answer)
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_dots_are_no_attempt_and_the_solution_is_right(id):
+    exercise = lab.exercise(id)
+    assert exercise.check(...).status is Status.NOT_ATTEMPTED
+    if exercise.asks_for_function:
+        assert exercise.check(lambda *_, **__: None).status is Status.NOT_ATTEMPTED
+    outcome = exercise.check(exercise.right_answer)
+    assert outcome.status is Status.CORRECT, outcome.message
+
+
+@pytest.mark.parametrize(("id", "answer"), answers("RIGHT"))
+def test_other_right_answers(id, answer):
+    outcome = check(id, answer)
+    assert outcome.status is Status.CORRECT, outcome.message
+
+
+@pytest.mark.parametrize(("id", "answer", "says"), answers("MISTAKES"))
+def test_mistakes_are_explained(id, answer, says):
+    outcome = check(id, answer)
+    assert outcome.status is Status.NOT_YET
+    assert says in outcome.message
+
+
+# --- what the notebooks show is what is checked --------------------------------------------------
+
+
+def code_of(lesson):
+    [path] = NOTEBOOKS.glob(f"{lesson}_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return {c["id"]: "".join(c["source"]) for c in cells if c["cell_type"] == "code"}
+
+
+def functions(source):
+    return {node.name: node for node in ast.parse(source).body if hasattr(node, "name")}
+
+
+@pytest.mark.parametrize(
+    ("lesson", "name"),
+    [
+        ("02", "messy"),
+        ("04", "full_precision"),
+        ("05", "forgetful"),
+        ("06", "roomy"),
+        ("07", "ragged"),
+        ("07", "whole"),
+        ("08", "capped"),
+        ("09", "leaky"),
+        ("10", "wasteful"),
+        ("16", "roomy"),
+        ("17", "roomy"),
+        ("20", "hungry"),
+    ],
+)
+def test_the_notebook_shows_the_reference(lesson, name):
+    [source] = [text for text in code_of(lesson).values() if f"def {name}(" in text]
+    module = importlib.import_module(f"labkit.exercises.lesson_{lesson}")
+    shown, ours = (functions(text)[name] for text in (source, inspect.getsource(module)))
+    for function in (shown, ours):
+        if ast.get_docstring(function):
+            function.body = function.body[1:]
+    assert ast.dump(shown) == ast.dump(ours)
+
+
+def test_lesson_00_trains_as_its_exercises_do():
+    cells = code_of("00")
+    shown = {"lab": lab, "model_name": "SmolLM2-135M", "torch": torch}
+    exec(f"{cells['00-parameters-1']}\n{cells['00-baseline-2']}", shown)
+    setting = {"gpu": "t4", "batch_size": 4, "model_name": "SmolLM2-tiny"}
+    assert shown["seq_len"] == lesson_00.SEQ_LEN
+    assert (
+        lab.simulate(shown["train"], **setting).by_category
+        == lab.simulate(lesson_00.train, **setting).by_category
+    )
+
+
+@pytest.mark.nightly
+def test_first_simulation_of_a_process_is_like_the_next():
+    # transformers was imported inside the first one, too late to be told to build no mask.
+    code = (
+        "import labkit as lab; from labkit.exercises.lesson_00 import train\n"
+        "setting = {'gpu': 't4', 'batch_size': 4, 'model_name': 'SmolLM2-tiny'}\n"
+        "peaks = [lab.simulate(train, **setting).peak_bytes for _ in range(2)]\n"
+        "assert peaks[0] == peaks[1], peaks"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=NOTEBOOKS.parent)
+
+
+# --- the right answers are right -----------------------------------------------------------------
+
+
+def test_02_what_empty_cache_returns_is_what_the_allocator_returns():
+    for survivors in (range(8), range(0, 40, 5), range(0, 20, 3)):
+        allocator = CachingAllocator()
+        tensors = [allocator.allocate(4 * MIB) for _ in range(40)]
+        for i in set(range(40)) - set(survivors):
+            allocator.free(tensors[i])
+        before, right = allocator.reserved_bytes, lesson_02.returned(allocator.segments())
+        allocator.empty_cache()
+        assert before - allocator.reserved_bytes == right
+
+
+def test_03_the_loss_is_what_a_trace_holds():
+    how = {"batch_size": LOSS_BATCH, "seq_len": LOSS_LENGTH, "precision": "bf16"}
+    run = lab.estimate(LOSS_MODEL, gpu="h200", **how).run
+    [row] = [r for r in formula_estimate(LOSS_MODEL, **how).beside(run) if r.part is Part.LOGITS]
+    assert row.highest_bytes == pytest.approx(loss_gib() * GIB, rel=1e-6)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_05_the_change_is_where_bfloat16_rounds_to_the_next_number(sign):
+    w = torch.tensor(0.75, dtype=torch.bfloat16)
+    for part, moves in ((0.99, False), (1.01, True)):
+        change = sign * part * smallest_change()
+        assert ((w.float() + change).bfloat16() != w) == moves
+
+
+def test_07_the_factor_is_that_of_two_gradients():
+    tokens = torch.ones(1030, requires_grad=True)
+    means = [piece.mean() for piece in tokens.split([1000, 10, 10, 10])]
+    [cut] = torch.autograd.grad(sum(means) / 4, tokens)
+    [uncut] = torch.autograd.grad(tokens.mean(), tokens)
+    assert factor() == pytest.approx(float(cut[-1] / uncut[-1]), rel=1e-5)
+
+
+def test_07_a_budget_does_not_spoil_the_checks_that_follow():
+    reference_run.cache_clear()
+    with lab.pretend(budget_bytes=1 << 20):
+        outcome = check("07-2", in_pieces)
+    assert "Your run did not fit" in outcome.message
+    assert check("07-2", in_pieces).status is Status.CORRECT
+
+
+def test_10_tracing_gives_the_answer():
+    def pick(x):
+        return x.sum() if x.sum() > 0 else torch.zeros(())
+
+    with pytest.warns(torch.jit.TracerWarning):
+        traced = torch.jit.trace(pick, torch.ones(3), check_trace=False)
+    assert float(traced(-torch.ones(3))) == traced_gives()
+
+
+def test_11_the_chunks_are_the_fewest_that_fit():
+    def logits_bytes(count):
+        return math.ceil(4 * 8192 / count) * 128_256 * 4
+
+    assert logits_bytes(chunks()) <= 256 * MIB < logits_bytes(chunks() - 1)
+
+
+def test_14_the_adapters_are_those_that_peft_makes():
+    from peft import LoraConfig, get_peft_model
+
+    model = lab.model("Llama-3.1-8B", device="meta", layers=2)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    config = LoraConfig(r=16, target_modules=names, task_type="CAUSAL_LM")
+    trained, _ = get_peft_model(model, config).get_nb_trainable_parameters()
+    assert 16 * trained * 32 // 2 == adapter_bytes()
+
+
+@pytest.mark.parametrize(
+    ("category", "says"),
+    [
+        (Category.OPTIMIZER, "Freeze the pretrained weights"),
+        (Category.GRADIENTS, "Freeze the pretrained weights"),
+        (Category.TEMPORARY, "belongs to the loss"),
+    ],
+)
+def test_14_the_next_step_depends_on_the_peak(category, says):
+    run = fake_run(total_bytes=3 << 30, shares={category: 0.8, Category.WEIGHTS: 0.2})
+    assert says in next_step(run)
+
+
+def test_15_no_tensor_is_overlooked_or_counted_twice():
+    layer = nn.Linear(10, 10, bias=False)  # 100 floats
+    model = nn.Sequential(layer, layer)
+    layer.register_buffer("halves", torch.zeros(5, dtype=torch.float16))
+    layer.hidden = torch.zeros(30, dtype=torch.int8)  # no buffer, and counted all the same
+    layer.view = layer.hidden[:10]
+    assert stored_bytes(model) == {"trained floats": 200, "frozen floats": 10, "integers": 30}
+
+
+@pytest.mark.parametrize(("double", "scales"), [(False, 4 * 64), (True, 64 + 4)])
+def test_15_packed_weights_count_with_their_scales(double, scales):
+    import bitsandbytes as bnb
+
+    layer = bnb.nn.Linear4bit(64, 64, bias=False, quant_type="nf4", compress_statistics=double)
+    assert stored_bytes(layer.to("cpu")) == {"4-bit matrices": 2048, "their scales": scales}
+
+
+def test_16_the_targets_leave_room_and_bite():
+    run, watch = _simulated(large, 24)
+    few_blocks, _ = _simulated(roomy, 8)
+    many, plain = _simulated(roomy, 24)
+    assert run.peak_bytes < 0.9 * few_blocks.peak_bytes < 0.5 * many.peak_bytes
+    assert plain.crossing_bytes == 0
+    # Gradients there and weights back: 8 bytes for each weight.
+    assert watch.crossing_bytes == 8 * 24 * (512 * 512 + 512)
+
+
+def test_19_a_stage_keeps_the_micro_batches_that_are_on_the_way():
+    def activations(order):
+        run = first_stage(order, 16)
+        return max(run.trace.timeline().bytes_by_category["activations"])
+
+    # Four stages, sixteen micro-batches.
+    assert activations("1F1B") / activations("GPipe") == pytest.approx(4 / 16, rel=0.02)
+
+
+def test_20_the_workers_are_the_fewest_of_the_fastest_that_fit():
+    for load, step, batch, worker, budget in lesson_20.JOBS:
+        fits = [n for n in range(200) if n * (worker + 2 * batch) <= budget]
+        delivered = {n: min(n / load, 1 / step) for n in fits}
+        best = min(n for n in fits if delivered[n] == max(delivered.values()))
+        assert lesson_20.workers(load, step, batch, worker, budget) == best
+
+
+def test_22_small_enough_but_too_slow(monkeypatch):
+    monkeypatch.setattr("labkit.exercises.lesson_22.MOST_SECONDS", 0.01)
+    exercise = lab.exercise("22-2")
+    assert "computes things twice" in exercise.check(exercise.right_answer).message

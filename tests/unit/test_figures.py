@@ -1,0 +1,648 @@
+"""Every figure: what is drawn is what was given, nothing is cut off, the table has every number."""
+
+import math
+import subprocess
+import sys
+from functools import partial
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from bs4 import BeautifulSoup
+from drawn import HOSTILE, assert_fits, draw, texts, ticks, words
+from fake_runs import TraceBuilder, fake_run, out_of_memory, traced_run, training_trace
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from labkit.plan.advice import Advice
+from labkit.plan.recipe import Recipe
+from labkit.plan.search import Option
+from labkit.show.bars import bars, draw_bars
+from labkit.show.formula_bars import draw_formula_bars
+from labkit.show.frontier import frontier
+from labkit.show.gantt import gantt, idle_share
+from labkit.show.lines import lines
+from labkit.show.number_lines import number_lines, rounding_errors
+from labkit.show.picture import COLOURS, HATCHES
+from labkit.show.scatter import scatter
+from labkit.show.stacked_bars import seconds_text, stacked_bars
+from labkit.show.timelines import PHASE_COLOURS, draw_timeline
+from labkit.toolbox.spans import Span
+from labkit.trace import Category, Phase, Trace
+from labkit.values import GIB, MIB, InputError, format_bytes
+
+CAPACITY = 14 * GIB
+
+
+def t4(name="step", gib=4.0, **fields):
+    return fake_run(name, int(gib * GIB), capacity_bytes=CAPACITY, **fields)
+
+
+def cells(figure, row=0):
+    """The cells of a row of the table, the first below the headings being row 0."""
+    return [cell.strip() for cell in figure.table.text.splitlines()[3 + row].split("  ") if cell]
+
+
+def test_every_category_has_its_own_colour_and_hatch_and_every_phase_a_colour():
+    assert set(COLOURS) == set(HATCHES) == set(Category)
+    assert len(set(COLOURS.values())) == len(set(HATCHES.values())) == len(Category)
+    assert set(PHASE_COLOURS) == set(Phase)
+
+
+@pytest.mark.nightly
+def test_drawing_leaves_the_learners_matplotlib_alone():
+    code = (
+        "import sys; sys.path.insert(0, 'tests/unit'); import matplotlib as mpl;"
+        "state = lambda: {k: mpl.rcParams[k] for k in mpl.rcParams if k != 'backend'};"
+        "before = state(); from fake_runs import traced_run;"
+        "from labkit.show import timelines; timelines.draw_timeline(traced_run()).rich();"
+        "assert state() == before; assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+def test_a_figure_is_shown_once_with_its_table(capsys):
+    figure = bars(t4())
+    printed = capsys.readouterr().out
+    assert printed.count("Peak memory and what it is made of; simulated for NVIDIA T4.") == 1
+    figure._ipython_display_()  # as the last line of a cell
+    assert capsys.readouterr().out == ""
+    assert isinstance(figure, mpl.figure.Figure)
+
+
+def test_hostile_names_are_text():
+    about = {"title": HOSTILE, "source": HOSTILE}
+    figures = [
+        draw_bars(t4(HOSTILE, parameters={HOSTILE: HOSTILE}), title=HOSTILE, labels=[HOSTILE]),
+        scatter({HOSTILE: (GIB, 1.0)}, HOSTILE, HOSTILE, **about),
+        lines({HOSTILE: {1: 2}}, HOSTILE, HOSTILE, **about),
+        stacked_bars({HOSTILE: {HOSTILE: 1}}, **about),
+        number_lines({HOSTILE: [1]}, x_label=HOSTILE, **about),
+        gantt({HOSTILE: {HOSTILE: [(HOSTILE, 0, 1, HOSTILE)]}}, **about),
+    ]
+    for figure in figures:
+        assert_fits(figure)
+        shown = BeautifulSoup(figure.rich().html, "html.parser")
+        assert not shown("script")
+        assert HOSTILE in shown.img["alt"]
+
+
+# --- bars --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [t4("sweep", 0.5 * (i + 1), parameters={"batch_size": i + 1}) for i in range(10)],
+        [t4("small", 0.0001), t4("huge", 13)],
+        [t4("right at the line", 13.5), t4("reserved", 13, reserved_bytes=int(13.9 * GIB))],
+        [t4("over", 30)],
+        [fake_run("far below", GIB, capacity_bytes=140 * GIB)],
+        [fake_run("nothing", 0, shares={Category.WEIGHTS: 0})],
+        [t4("all", 9, shares=dict.fromkeys(Category, 1 / 7), reserved_bytes=10 * GIB)],
+        [t4("a name that is much too long for the margin " * 5)],
+        [t4("oom", 12, oom=out_of_memory(12 * GIB, 900 * GIB, CAPACITY))],
+        [fake_run("one byte", 1, capacity_bytes=1 << 60)],
+    ],
+    ids=lambda runs: runs[0].name[:20],
+)
+def test_awkward_bars_fit_their_figure(runs):
+    figure = draw_bars(runs, title="A title that goes on " * 20)
+    assert_fits(figure)
+    for run in runs:
+        assert run.oom or format_bytes(run.peak_bytes) in words(figure)
+
+
+def bar_patches(figure):
+    [axes] = figure.axes
+    return [patch for patch in axes.patches if patch.get_width() > 0]
+
+
+def test_segments_are_the_categories_in_order_and_to_scale():
+    run = t4(gib=8)
+    patches = bar_patches(draw_bars(run))
+    expected = [category for category in Category if run.by_category.get(category)]
+    colours = [mpl.colors.to_hex(patch.get_facecolor()).upper() for patch in patches]
+    assert colours == [COLOURS[category] for category in expected]
+    assert [patch.get_width() for patch in patches] == [run.by_category[c] for c in expected]
+    assert sum(patch.get_width() for patch in patches) == run.peak_bytes
+
+
+def test_capacity_line_only_where_runs_share_one():
+    shared, other = t4("a"), fake_run("b", GIB, capacity_bytes=20 * GIB)
+    assert "can hold 14.0 GiB" in words(draw_bars([shared, t4("c")]))
+    assert "can hold" not in words(draw_bars([shared, other]))
+    assert "can hold" not in words(draw_bars(shared, capacity=False))
+
+
+def test_out_of_memory_shows_what_was_held_and_what_was_asked():
+    run = t4("too big", 12, oom=out_of_memory(11 * GIB, 2 * GIB, CAPACITY))
+    figure = draw_bars([t4("fits"), run])
+    assert "out of memory: 11.0 GiB\nheld, 2.00 GiB asked for" in words(figure)
+    dashed = [patch for patch in bar_patches(figure) if patch.get_linestyle() == "--"]
+    assert [(patch.get_x(), patch.get_width()) for patch in dashed] == [(11 * GIB, 2 * GIB)]
+    assert "out of memory at 11.0 GiB" in figure.table.text
+    assert "out of memory" in figure.alt
+    silent = t4("too big", 12, oom=out_of_memory(0, 0, None))  # said nothing: the peak is shown
+    assert "out of memory: 12.0 GiB\nheld, more asked for" in words(draw_bars(silent))
+
+
+def test_simulated_beside_measured_names_both():
+    runs = [t4("step", 8), fake_run("step", 9 * GIB, mode="measured", device="NVIDIA H200")]
+    figure = draw_bars(runs, labels=["step", "step"])
+    shown = [text.get_text() for text in texts(figure)]
+    assert "simulated for NVIDIA T4 and measured on NVIDIA H200" in shown  # under the title
+    assert "step\nsimulated for NVIDIA T4" in shown
+    assert "measured on NVIDIA H200" in figure.table.text
+    assert_fits(figure)
+
+
+def test_against_names_the_change():
+    base, half, most = t4("base", 8), t4("half", 4), t4("most", 24)
+    figure = draw_bars([base, half, most], against=base)
+    assert "4.00 GiB  (−50 %)" in words(figure)
+    assert "24.0 GiB  (3 times)" in words(figure)
+    assert "−50 %" in figure.table.text
+
+
+# --- timeline ----------------------------------------------------------------------------------
+
+
+def test_timeline_marks_the_peak_and_names_the_phases():
+    run = traced_run()
+    figure = draw_timeline(run)
+    shown = words(figure)
+    marked = f"peak {format_bytes(run.peak_bytes)}, step 2, backward"
+    for name in (marked, "forward", "backward", "optimizer", "step 1", "step 2", "tracked on CPU"):
+        assert name in shown
+    assert_fits(figure)
+    [axes] = figure.axes
+    [peak] = [text for text in texts(figure) if text.get_text() == marked]
+    box = mpl.text.Text.get_window_extent(peak, figure.canvas.get_renderer())
+    frame = axes.get_window_extent()
+    assert frame.x0 <= box.x0 < box.x1 <= frame.x1
+    assert axes.transData.transform((0, run.peak_bytes))[1] < box.y0 < box.y1 <= frame.y1
+
+
+def test_phase_table_holds_the_peak_of_each_phase():
+    run = traced_run()
+    start, _ = run.trace.steps()[1]
+    row = cells(draw_timeline(run), 2)
+    assert row[0] == "step 2"
+    assert row[-1] == format_bytes(run.trace.peak(start=start).total_bytes)
+
+
+def test_steps_cuts_the_timeline():
+    run = traced_run()
+    figure = draw_timeline(run, steps=1)
+    start, stop = run.trace.steps()[0]
+    assert figure.axes[0].get_xlim() == (start, stop)
+    assert "step 2" not in words(figure)
+    assert format_bytes(run.trace.peak(start=start, stop=stop).total_bytes) in words(figure)
+    assert draw_timeline(run, steps=(1, 2)).axes[0].get_xlim()[1] == len(run.trace.events)
+
+
+def test_long_traces_are_thinned_without_losing_a_peak():
+    log = TraceBuilder()
+    log.hold(MIB, Category.WEIGHTS, Phase.SETUP)
+    log.begin_step()
+    for i in range(20_000):  # one spike of a single event among many small ones
+        size = 512 * MIB if i == 7777 else 1024
+        log.free(log.hold(size, Category.TEMPORARY, Phase.FORWARD), Phase.FORWARD)
+    figure = draw_timeline(traced_run(trace=log.trace()))
+    drawn = figure.axes[0].get_lines()[0].get_ydata()
+    assert len(drawn) < 4000
+    assert (min(drawn), max(drawn)) == (MIB, 513 * MIB)
+    assert "peak 513 MiB" in words(figure)
+
+
+def test_timeline_of_many_steps_keeps_its_table_short():
+    run = traced_run(trace=training_trace(layers=4, steps=30))
+    figure = draw_timeline(run)
+    assert_fits(figure)
+    assert "10 of 31 rows" in figure.table.text
+    assert "step 25 " in draw_timeline(run, steps=25).table.text
+
+
+def test_timeline_shows_where_memory_ran_out():
+    trace = training_trace(stop_early=True)
+    failure = out_of_memory(trace.peak_bytes, 200 * MIB, 400 * MIB)
+    figure = draw_timeline(traced_run(trace=trace, capacity_bytes=400 * MIB, oom=failure))
+    assert "out of memory here: asked for 200 MiB" in words(figure)
+    assert "capacity 400 MiB" in words(figure)
+    assert "out of memory" in figure.alt
+    assert_fits(figure)
+
+
+# --- lines -------------------------------------------------------------------------------------
+
+SERIES = {
+    "eager": {128: 200 * MIB, 1024: GIB, 8192: None},
+    "SDPA": {128: 190 * MIB, 1024: 300 * MIB, 8192: GIB},
+}
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_lines_fit_and_keep_gaps(log, capsys):
+    figure = lines(
+        SERIES, "tokens", "peak memory", log=log, source="simulated for NVIDIA T4", limit=2 * GIB
+    )
+    assert_fits(figure)
+    assert cells(figure, 2) == ["8,192", "–", "1.00 GiB"]
+    assert "simulated for NVIDIA T4" in words(figure)
+    assert "capacity: 2.00 GiB" in words(figure)
+    assert "1,024: eager 1.00 GiB, SDPA 300 MiB" in figure.alt
+    assert "Peak memory against tokens" in capsys.readouterr().out
+    assert math.isnan(figure.axes[0].get_lines()[0].get_ydata()[2])
+
+
+def test_a_limit_is_drawn_where_it_has_a_place():
+    curve = {1: GIB / 4, 2: GIB / 2, 4: GIB}
+    for limit in (2 * MIB, 80 * GIB):  # however far, on a logarithmic axis
+        [axes] = lines({"a": curve}, "batch", "bytes", log=True, limit=limit).axes
+        low, high = axes.get_ylim()
+        assert low < axes.get_lines()[-1].get_ydata()[0] == limit < high
+    assert "capacity" not in words(lines({"a": curve}, "batch", "bytes", limit=80 * GIB))
+    assert "capacity" not in words(lines({"a": {1: 1}}, "x", "y", log=True, limit=0, write=str))
+
+
+def test_lines_of_other_quantities():
+    curve = {step: 3 / (step + 1) for step in range(200)}
+    figure = lines({"_loss $": curve}, "step", "loss", write=lambda y: f"{y:.3g}")
+    assert_fits(figure)
+    assert "12 of 200 points" in figure.table.text
+    assert "_loss $" in words(figure)  # matplotlib hides names that begin with "_"
+
+
+def test_lines_named_after_categories_have_their_colours():
+    figure = lines({c: {1: 10, 2: 30} for c in Category}, "batch", "bytes")
+    colours = [line.get_color() for line in figure.axes[0].get_lines()]
+    assert colours == [COLOURS[category] for category in Category]
+    assert_fits(figure)
+
+
+# --- scatter -----------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "AdamW": (3.1 * GIB, 2.31),
+    "SGD": (2.1 * GIB, 3.4),
+    "Adafactor": (2.12 * GIB, 2.36),
+    "8-bit AdamW": (2.13 * GIB, 2.35),
+}
+
+
+def test_every_dot_has_its_number_and_the_legend_names_it():
+    figure = scatter(OPTIMIZERS, "peak memory", "last loss", title="A title", source="simulated")
+    assert_fits(figure)
+    [axes] = figure.axes
+    assert [tuple(line.get_xydata()[0]) for line in axes.lines] == list(OPTIMIZERS.values())
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4"]
+    for number, name in enumerate(OPTIMIZERS, start=1):
+        assert f"{number} {name}" in words(figure)
+    third, fourth = (text.get_window_extent() for text in axes.texts[2:])
+    assert not third.overlaps(fourth)
+    assert cells(figure, 3) == ["8-bit AdamW", "2.13 GiB", "2.35"]
+    assert figure.alt.startswith("Scatter plot. A title; simulated. AdamW: peak memory 3.10 GiB")
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_what_could_not_be_had_is_a_dash_in_the_table_only(bad):
+    points = {"had": (0.25, 2.0), "gone": (0.5, bad), "lost": (bad, 1.0)}
+    figure = scatter(points, "share", "loss", write_x="{:.0%}".format)
+    assert len(figure.axes[0].lines) == 1
+    assert "Loss against share" in words(figure)
+    assert "gone" not in words(figure)
+    assert [cells(figure, row)[1:] for row in range(3)] == [["25%", "2"], ["50%", "–"], ["–", "1"]]
+
+
+@pytest.mark.parametrize("spread", [1e-9, 1e-4, 1e-2, 1, 1e3])
+def test_ticks_are_never_written_alike(spread):
+    points = {"a": (2.0 * GIB, 2.0), "b": (2.0 * GIB * (1 + spread), 2.0 + spread)}
+    figure = scatter(points, "peak", "loss")
+    draw(figure)
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        shown = [text.get_text() for text in ticks(axis) if text.get_text()]
+        assert len(shown) == len(set(shown)) < 12
+
+
+def test_one_dot_equal_dots_zeros_and_negatives_draw():
+    equal = {f"the same {i}": (GIB, 2.0) for i in range(20)}
+    for points in ({"one": (5.0, 7.0)}, {"0": (0, 0)}, {"a": (-3, 2.0), "b": (-1, -2)}, equal):
+        assert_fits(scatter(points, "x", "y"))
+
+
+# --- stacked bars ------------------------------------------------------------------------------
+
+
+def test_stacked_bars_are_to_scale_and_the_table_has_every_number():
+    places = {"in memory": {"device": 3 << 30}, "on disk": {"device": 1 << 30, "disk": 2 << 30}}
+    figure = stacked_bars(places, title="Bytes by place", source="made up")
+    assert cells(figure, 0) == ["in memory", "3.00 GiB", "–", "3.00 GiB"]
+    assert cells(figure, 1) == ["on disk", "1.00 GiB", "2.00 GiB", "3.00 GiB"]
+    assert "Bytes by place; made up." in figure.table.text
+    assert "on disk: device 1.00 GiB, disk 2.00 GiB, together 3.00 GiB" in figure.alt
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [3 << 30, 1 << 30, 2 << 30]
+    assert_fits(figure)
+    spent = {"a": {"forward": 0.5, "step": 1.0}, "b": {"step": 0}}
+    figure = stacked_bars(spent, title="Seconds", write=seconds_text)
+    assert cells(figure) == ["a", "500 ms", "1 s", "1.5 s"]
+    assert cells(figure, 1) == ["b", "–", "0 s", "0 s"]
+
+
+# --- gantt -------------------------------------------------------------------------------------
+
+
+def gpipe(stages, pieces, forward=1.0, backward=2.0, late=0.0):
+    """What the schedule would be without any cost of sending."""
+    turn = late + (pieces + stages - 1) * forward
+    rows = {}
+    for s in range(stages):
+        spans = []
+        for i in range(pieces):
+            start = late + (s + i) * forward
+            spans.append(("forward", start, start + forward, str(i)))
+            start = turn + (stages - 1 - s + i) * backward
+            spans.append(("backward", start, start + backward, str(i)))
+        rows[f"stage {s}"] = spans
+    return rows
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 12), st.floats(0.01, 9), st.floats(0.01, 9), st.floats(0, 1e6)
+)
+def test_idle_share_of_gpipe_is_the_formula(stages, pieces, forward, backward, late):
+    rows = gpipe(stages, pieces, forward, backward, late)
+    assert idle_share(rows) == pytest.approx((stages - 1) / (pieces + stages - 1), abs=1e-6)
+
+
+def test_idle_time_by_hand():
+    rows = {"a": [("forward", 0, 4), ("load", 1, 2), ("load", 3, 6)], "b": [("forward", 8, 10)]}
+    assert idle_share(rows) == pytest.approx(1 - (6 + 2) / 20)  # time covered twice counts once
+    assert idle_share({"a": [Span("forward", 2.0, 3.0)], "b": []}) == 0.5
+    figure = gantt({"": {"a": [Span("forward", 2.0, 3.0)], "b": []}})
+    assert "100% idle" in words(figure)
+    assert cells(figure, 1) == ["b", "0 s", "1 s", "1 s", "100%"]
+
+
+def test_charts_begin_at_zero_and_share_one_scale():
+    charts = {"slow": gpipe(2, 1, late=1e5), "quick": gpipe(2, 4, 0.25, 0.5)}
+    figure = gantt(charts, source="measured")
+    [axes] = figure.axes
+    boxes = {
+        order: [
+            path.get_extents()
+            for drawn in axes.collections
+            if drawn.get_zorder() == order
+            for path in drawn.get_paths()
+        ]
+        for order in (2, 3)
+    }
+    assert [idle.width for idle in boxes[2]] == pytest.approx([6, 6, 3.75, 3.75])
+    assert len(boxes[3]) == 2 * 2 + 2 * 8
+    assert min(work.x0 for work in boxes[3]) == 0
+    assert axes.get_xlim() == (0, pytest.approx(6))
+    assert_fits(figure)
+    shown = words(figure)
+    for word in ("slow", "quick", "stage 1", "forward", "backward", "50% idle", "20% idle", "6 s"):
+        assert word in shown
+    assert cells(figure) == ["slow: stage 0", "1 s", "2 s", "3 s", "6 s", "50%"]
+
+
+def test_a_text_is_written_only_where_its_span_has_room():
+    spans = [("forward", 0, 1, "first"), ("forward", 1, 1.001, "second"), ("forward", 2, 9, "last")]
+    shown = words(gantt({"": {"gpu": spans}}))
+    assert "first" in shown
+    assert "last" in shown
+    assert "second" not in shown
+
+
+# --- number lines ------------------------------------------------------------------------------
+
+
+def levels_drawn(figure, row=0):
+    """Where the ticks of one number line are."""
+    return list(figure.axes[-1].collections[row].get_positions())
+
+
+def test_every_level_has_its_tick_and_the_table_counts_them():
+    figure = number_lines({"a": [1, -1, 0.5, 1], "b": torch.tensor([[0.0], [2.0]])})
+    assert levels_drawn(figure, 0) == [-1, 0.5, 1]
+    assert levels_drawn(figure, 1) == [0, 2]
+    assert figure.table.text.startswith("Levels of a, b.")
+    assert cells(figure, 0) == ["a", "3", "-1", "1"]
+    assert cells(figure, 1) == ["b", "2", "0", "2"]
+
+
+def test_a_format_that_numpy_does_not_know():
+    codes = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    figure = number_lines({"x": codes[(codes >= 1) & (codes < 2)]})
+    assert cells(figure, 0) == ["x", "128", "1", "1.99219"]
+
+
+def test_levels_closer_than_a_pixel_are_a_band_and_all_counted():
+    figure = number_lines({"dense": np.linspace(0, 1, 100_000), "ends": [0, 1]})
+    places = np.diff(levels_drawn(figure))
+    assert len(places) < 2_000
+    assert places.max() < 1 / 900  # no gap where there are levels
+    assert cells(figure, 0)[1] == "100,000"
+
+
+def test_a_logarithmic_axis_shows_what_lies_above_zero():
+    figure = number_lines({"a": [-8, 0, 1e-30, 1e30]}, values=[0, -1, 1e-3], log=True)
+    assert levels_drawn(figure) == [1e-30, 1e30]
+    assert "smallest above zero" in figure.table.text
+    assert cells(figure, 0)[:4] == ["a", "4", "1e-30", "1e+30"]
+    assert "1e-16" in words(figure)
+    assert " 1 " in words(figure)
+    assert sum(bar.get_height() for bar in figure.axes[0].patches) == 1
+
+
+def test_the_histogram_holds_every_value():
+    figure = number_lines({"a": [0, 1]}, values=torch.linspace(-3, 5, 400, dtype=torch.bfloat16))
+    assert sum(bar.get_height() for bar in figure.axes[0].patches) == 400
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+
+
+def test_rounding_errors_by_hand():
+    # 0.4 -> 0, 0.9 -> 1, 5 -> 1: the errors are 0.4, 0.1 and 4
+    norm, single = rounding_errors(np.array([0.0, 1.0]), np.array([0.4, 0.9, 5.0, 0.0]))
+    assert norm == pytest.approx((0.16 + 0.01 + 16) ** 0.5 / (0.16 + 0.81 + 25) ** 0.5)
+    assert single == pytest.approx(0.8)
+    figure = number_lines({"a": [0, 1]}, values=[0.4, 0.9, 5.0, 0.0])
+    assert cells(figure, 0)[4:] == [f"{100 * norm:.3g} %", "80 %"]
+    assert cells(number_lines({"a": [1]}, values=[0, 0]), 0)[4:] == ["–", "–"]
+
+
+finite = st.floats(-1e30, 1e30).filter(lambda x: x == 0 or abs(x) > 1e-30)
+
+
+@given(st.lists(finite, min_size=1, max_size=9), st.lists(finite, min_size=1, max_size=9))
+@example([0.0], [0.0])
+@settings(max_examples=60)
+def test_no_level_is_nearer_than_the_one_rounded_to(line, values):
+    line, values = np.unique(line), np.array(values)
+    errors = np.abs(values[:, None] - line[None, :]).min(axis=1)
+    norm, single = rounding_errors(line, values)
+    if not values.any():
+        assert (norm, single) == (None, None)
+        return
+    assert norm == pytest.approx(np.linalg.norm(errors) / np.linalg.norm(values))
+    some = values != 0
+    assert single == pytest.approx(np.median(errors[some] / np.abs(values[some])))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"levels": {"one": [0]}, "values": [0.0]},
+        {"levels": {"one": [7]}, "log": True},
+        {"levels": {str(i): [i, i + 1] for i in range(1, 9)}, "x_label": "x" * 200, "log": True},
+        {"levels": {"far apart": [1e-100, 1e100]}, "values": [1.0], "log": True},
+    ],
+    ids=["one", "one on a logarithm", "eight", "far apart"],
+)
+def test_awkward_number_lines_fit_their_figure(arguments):
+    assert_fits(number_lines(**arguments))
+
+
+# --- the frontier ------------------------------------------------------------------------------
+
+
+def option(batch_size, gib, seconds, *, group="same", fits=True, **fields):
+    return Option(
+        recipe=Recipe(batch_size=batch_size, **fields),
+        group=group,
+        changes=("something else",) if group == "changed" else (),
+        costs=(),
+        needed_bytes=round(gib * GIB),
+        host_bytes=0,
+        fits=fits,
+        flops=1,
+        moved_bytes=1,
+        link_bytes=0,
+        seconds_per_token=seconds / 1000,
+    )
+
+
+def advice(options, gpus=1):
+    return Advice(
+        model="Llama-3.2-1B",
+        gpu="rtx-4090",
+        gpus=gpus,
+        seq_len=1024,
+        only=None,
+        margin=0.05,
+        capacity_bytes=23 * GIB,
+        ruled_out=3,
+        refused=(),
+        options=tuple(sorted(options, key=Option.sort_key)),
+        larger_gpu=None,
+        seconds=1.0,
+        source="Llama-3.2-1B",
+    )
+
+
+CHANGED = {"group": "changed", "precision": "bf16"}
+MIXED = [
+    option(1, 8, 0.5),
+    option(2, 12, 0.4),
+    option(4, 20, 0.3),
+    option(8, 21, 0.35),
+    option(16, 40, 0.2, fits=False),
+    option(1, 4, 0.6, **CHANGED),
+    option(2, 6, 0.2, **CHANGED),
+    option(4, 9, 0.3, **CHANGED),
+]
+
+
+def test_all_recipes_are_drawn_and_each_groups_frontier_is_joined_and_numbered():
+    given = advice(MIXED)
+    figure = frontier(given)
+    assert_fits(figure)
+    [axes] = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5"]
+    marked = [line for line in axes.lines if line.get_marker() in ("o", "D")]
+    hollow = [line for line in marked if line.get_linestyle() == "None"]
+    joined = [line for line in marked if line.get_linestyle() != "None"]
+    assert sorted(len(line.get_xdata()) for line in hollow) == [3, 5]
+    points = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in joined]
+    assert points[0] == [(g * GIB, pytest.approx(s)) for g, s in ((8, 0.5), (12, 0.4), (20, 0.3))]
+    assert points[1] == [(g * GIB, pytest.approx(s)) for g, s in ((4, 0.6), (6, 0.2))]
+    upright = {tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2}
+    for nbytes in (given.room_bytes, given.capacity_bytes):
+        assert (nbytes, nbytes) in upright
+    room = f"{format_bytes(given.room_bytes)} with a margin of 5%"
+    assert f"{room} | 23.0 GiB without" in words(figure)
+
+
+def test_the_frontiers_table_and_alternative_text_hold_the_same():
+    given = advice(MIXED, gpus=2)
+    figure = frontier(given)
+    rows = figure.table.text.splitlines()
+    assert len(rows) == 3 + len(MIXED)
+    assert "Bounds, not times" in rows[0]
+    for number, best in enumerate(given.frontier, start=1):
+        row = next(row for row in rows[3:] if row.split()[0] == str(number))
+        assert format_bytes(best.needed_bytes) in row
+        assert str(best.recipe) in row
+        assert f"{number}: memory {format_bytes(best.needed_bytes)}, least s" in figure.alt
+    assert sum(" no " in row for row in rows) == 1
+    assert "2 × NVIDIA GeForce RTX 4090" in figure.alt
+    assert "7 of 8 recipes fit" in rows[0]
+
+
+def test_a_frontier_on_which_nothing_is():
+    figure = frontier(advice([option(1, 40, 0.5, fits=False), option(2, 60, 0.5, fits=False)]))
+    assert "0 of 2 recipes fit" in figure.table.text
+    assert_fits(figure)
+
+
+# --- what no figure draws ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "says"),
+    [
+        (partial(draw_bars, []), "no runs to show"),
+        (partial(draw_bars, [3]), "not 3"),
+        (partial(draw_bars, [t4()], labels=["a", "b"]), "labels must be 1 texts"),
+        (partial(draw_bars, [t4()], labels="a"), "labels must be 1 texts"),
+        (partial(draw_timeline, traced_run(), steps=3), "from 1 to 2"),
+        (partial(draw_timeline, traced_run(), steps=(2, 1)), "in this order"),
+        (partial(draw_timeline, traced_run(), steps=(1, 2, 3)), "first, last"),
+        (partial(draw_timeline, traced_run(), steps="x"), "whole number"),
+        (partial(draw_timeline, fake_run()), "no trace"),
+        (partial(draw_timeline, traced_run(trace=Trace("cpu", (), ()))), "allocated nothing"),
+        (partial(draw_timeline, [traced_run()]), "one run"),
+        (partial(lines, {"a": {1: None}}, "x", "y"), "no points"),
+        (partial(lines, {"a": {0: 5}}, "x", "y", log=True), "log=False"),
+        (partial(scatter, {"a": (None, 1.0)}, "x", "y"), "no dots"),
+        (partial(scatter, {"a": 3.0}, "x", "y"), "a pair"),
+        (partial(scatter, {"a": (1, 2, 3)}, "x", "y"), "a pair"),
+        (partial(scatter, {"a": ("1", 2)}, "x", "y"), "a pair"),
+        (partial(stacked_bars, {"a": {}}, title="x"), "1 to 6 parts"),
+        (partial(stacked_bars, {"a": dict.fromkeys("abcdefg", 1)}, title="x"), "1 to 6 parts"),
+        (partial(stacked_bars, {"a": {"disk": -1}}, title="x"), "not be negative"),
+        (partial(stacked_bars, {"a": {"disk": math.nan}}, title="x"), "a finite number"),
+        (partial(stacked_bars, {"a": {"disk": "1 GiB"}}, title="x"), "a finite number"),
+        (partial(gantt, {}), "nothing to draw"),
+        (partial(gantt, {"a": {"gpu": []}}), "nothing ran"),
+        (partial(gantt, {"a": {"gpu": [("forward", 1, 1)]}}), "nothing ran"),
+        (partial(gantt, {"a": [("forward", 0, 1)]}), "a span is"),
+        (partial(gantt, {"a": {"gpu": [("forward", 0)]}}), "a span is"),
+        (partial(gantt, {"a": {"gpu": [("forward", 0, None)]}}), "a finite number"),
+        (partial(gantt, {"a": {"gpu": [("forward", 2, 1)]}}), "at or after its start"),
+        (partial(number_lines, {}), "no levels to draw"),
+        (partial(number_lines, {"a": []}), "'a' is empty"),
+        (partial(number_lines, {"a": torch.tensor([math.inf])}), "not finite"),
+        (partial(number_lines, {"a": 3}), "'a' must be numbers, not int"),
+        (partial(number_lines, {"a": [1]}, values=[]), "'values' is empty"),
+        (partial(number_lines, {"a": [-1, 0]}, log=True), "no level above zero"),
+        (partial(draw_formula_bars, {}), "nothing to draw"),
+        (partial(frontier, []), r"what lab\.advise returns, not list"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_with_a_sentence(attempt, says):
+    with pytest.raises(InputError, match=says):
+        attempt()

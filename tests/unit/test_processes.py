@@ -1,0 +1,95 @@
+"""Running a process with a time limit, and ending one with everything that it started."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from labkit.support.processes import descendants, end_group, run_process
+
+SLEEP = "import time; time.sleep(600)"
+
+# Starts a child in its own group and one in a session of its own, prints both ids, and waits.
+PARENT = f"""
+import subprocess, sys
+command = [sys.executable, "-c", {SLEEP!r}]
+children = [subprocess.Popen(command, start_new_session=new) for new in (False, True)]
+print(*[child.pid for child in children], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def parent():
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def children_of(parent):
+    return [psutil.Process(int(number)) for number in parent.stdout.readline().split()]
+
+
+def has_ended(pid):
+    """A process that nobody reaps stays a zombie."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_all_descendants_end_and_a_second_call_does_no_harm(parent):
+    children = children_of(parent)
+    assert descendants(parent) == set(children)
+    for _ in range(2):
+        end_group(parent)
+    assert parent.returncode == -9
+    assert all(has_ended(child.pid) for child in children)
+
+
+def test_children_that_outlive_their_parent_end_too(parent):
+    in_group, in_own_session = children_of(parent)
+    known = descendants(parent)
+    parent.kill()
+    parent.wait()
+    end_group(parent)
+    psutil.wait_procs([in_group], timeout=30)
+    assert has_ended(in_group.pid)
+    assert in_own_session.is_running()
+    end_group(parent, known)
+    assert has_ended(in_own_session.pid)
+
+
+# --- run_process ------------------------------------------------------------------------------
+
+
+def run_code(tmp_path, code, *, timeout_seconds=60.0):
+    log = tmp_path / "it.log"
+    command = [sys.executable, "-c", code]
+    return run_process(command, log, timeout_seconds), log
+
+
+def test_a_failure_is_explained_by_the_last_line_or_the_signal(tmp_path):
+    found, log = run_code(tmp_path, "print(end='')")
+    assert found == (0, "its process ended with code 0")
+    assert not log.exists(), "nothing was written"
+    found, log = run_code(tmp_path, "print('one'); raise SystemExit('because')")
+    assert found == (1, "because")
+    assert log.read_text() == "one\nbecause\n"
+    found, _ = run_code(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    assert found.code == -9
+    assert "ended by signal 9" in found.why
+
+
+def test_a_process_that_hangs_is_stopped_with_all_it_started(tmp_path):
+    found, log = run_code(tmp_path, PARENT + SLEEP, timeout_seconds=3)
+    assert found.code is None
+    assert "stopped after 3 seconds, the time limit" in found.why
+    assert all(has_ended(int(number)) for number in log.read_text().split())

@@ -1,0 +1,54 @@
+"""SpanRecorder: every call recorded once, in its lap, and nothing else changed."""
+
+import time
+
+import pytest
+
+from labkit.toolbox.spans import Span, SpanRecorder
+from labkit.values import InputError
+
+
+class Stage:
+    def work(self, piece, *, scale=1):
+        """Do the work."""
+        time.sleep(0.01)
+        return scale * piece
+
+    def fail(self):
+        raise ValueError("no")
+
+
+def test_calls_are_recorded_with_their_times_and_pass_on_what_they_return():
+    recorder, stage, other = SpanRecorder(), Stage(), Stage()
+    recorder.watch(stage, work="forward")
+    before = time.monotonic()
+    assert stage.work(3, scale=2) == 6
+    assert stage.work(4, scale=1) == 4
+    after = time.monotonic()
+    assert other.work(5) == 5  # of the same class, and not watched
+    (first, second) = recorder.laps[-1]
+    assert (first.kind, first.text, second.text) == ("forward", "3", "4")
+    assert before <= first.start < first.stop <= second.start < second.stop <= after
+    assert first.stop - first.start >= 0.01
+    assert stage.work.__doc__ == "Do the work."
+
+
+def test_laps_are_separate_and_the_closed_ones_travel_through_a_file(tmp_path):
+    recorder, stage = SpanRecorder(tmp_path / "0.json"), Stage()
+    recorder.watch(stage, text="ä", work="work")
+    stage.work(1)
+    assert recorder.lap() == 1
+    stage.work(2)
+    assert SpanRecorder.read(str(tmp_path / "0.json")) == recorder.laps[:1]  # not the open one
+    assert recorder.lap() == 2
+    laps = SpanRecorder.read(tmp_path / "0.json")
+    assert laps == recorder.laps[:2]
+    assert isinstance(laps[0][0], Span)
+    assert [[span.text for span in lap] for lap in recorder.laps] == [["ä"], ["ä"], []]
+
+
+def test_a_method_that_does_not_exist_is_refused():
+    stage = Stage()
+    with pytest.raises(InputError, match="Stage has no method 'wrok'"):
+        SpanRecorder().watch(stage, work="work", wrok="work")
+    assert "work" not in vars(stage)  # neither of them is watched

@@ -30,6 +30,7 @@ class _ByFile(LoadScopeScheduling):
         return "browser" if "/browser/" in file else file
 
 
+@pytest.hookimpl(optionalhook=True)  # absent under -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Share the tests out; ``loadgroup``'s marks are lost on pytest 9.2 (pytest-xdist 3.8)."""
     return _ByFile(config, log)

@@ -55,7 +55,7 @@ class Prediction(Shown):
     Attributes:
         value: the number in ``unit``; None until one is committed.
         field: the Text widget to type in.
-        button: commits what is typed.
+        button: commits what is typed, as leaving the field does.
         message: an HTML widget that says what was committed, or what is wrong with it.
     """
 
@@ -64,13 +64,14 @@ class Prediction(Shown):
         self.value: float | None = None
         layout = {"width": "220px"}
         example = f"a number of {unit}" if unit else "a number"
-        # Sent as a whole when the field is left: letter by letter, the last ones can arrive after
-        # the click on the button.
+        # Sent as a whole when the field is left or Enter is pressed. It commits by itself, as the
+        # click does: ipykernel 7.4 may handle a click before a value that was sent earlier.
         self.field = ipywidgets.Text(placeholder=example, layout=layout, continuous_update=False)
         self.field.tooltip = question  # its name in a screen reader
         self.button = ipywidgets.Button(
             description="Commit my prediction", button_style="primary", layout=layout
         )
+        self.field.observe(lambda _: self._commit_typed(), names="value")
         self.button.on_click(lambda _: self._commit_typed())
         self.message = ipywidgets.HTML()
         style = "line-height:1.5;white-space:normal"  # ipywidgets sets texts one line high

@@ -62,6 +62,7 @@ def explored(lesson_page, batch_size, precision):
     cell = lesson_page.cell(EXPLORER)
     slide(lesson_page, cell, batch_size)
     cell.locator(".widget-dropdown select").select_option(label=precision)
+    lesson_page.wait()  # as a person does: ipykernel 7.4 may handle a click before the choice
     status = cell.locator("[role=status], [role=alert]")
     before = status.inner_text()
     cell.locator("button.widget-button", has_text="Run").click()

@@ -201,12 +201,20 @@ def _fresh_predictions(monkeypatch):
     monkeypatch.setattr(predictions, "predictions", {})
 
 
-def test_a_prediction_is_committed_by_a_click_and_survives_running_the_cell_again():
+def test_a_prediction_is_committed_even_where_the_click_overtakes_what_was_typed():
     prediction = predict("How much at the peak?", id="06-peak")
-    prediction.field.value = "3.5"
     assert prediction.value is None
     prediction.button.click()
+    assert message(prediction).startswith("✘")
+    prediction.field.value = "3.5"
     assert prediction.value == 3.5
+    assert "You predict 3.50 GiB" in message(prediction)
+
+
+def test_a_prediction_survives_running_the_cell_again():
+    prediction = predict("How much at the peak?", id="06-peak")
+    prediction.field.value = "3.5"
+    prediction.button.click()
     assert "You predict 3.50 GiB" in message(prediction)
     again = predict("How much at the peak?", id="06-peak")
     assert again.value == 3.5

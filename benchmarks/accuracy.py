@@ -64,15 +64,21 @@ def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
     if run.oom is not None:
         return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
     return Row(
-        name, max(run.step_peaks_bytes), run.trace.peak_bytes, simulated.peak_bytes,
-        run.reserved_bytes, simulated.reserved_bytes,
-    )  # fmt: skip
+        name,
+        max(run.step_peaks_bytes),
+        run.trace.peak_bytes,
+        simulated.peak_bytes,
+        run.reserved_bytes,
+        simulated.reserved_bytes,
+    )
 
 
 def small_rows(only: str) -> Iterator[Row]:
     """The tiny recipes, then the hand-written set-ups, on the CPU."""
-    cases = [(name, lab.training(tiny_config(), recipe), RECIPES_GROUP)
-             for name, (_, recipe) in SMALL_RECIPES.items()]  # fmt: skip
+    cases = [
+        (name, lab.training(tiny_config(), recipe), RECIPES_GROUP)
+        for name, (_, recipe) in SMALL_RECIPES.items()
+    ]
     cases += [(name, experiment, SETUPS_GROUP) for name, experiment in SETUPS.items()]
     for name, experiment, group in _bar([case for case in cases if only in case[0].lower()]):
         yield on_cpu(name, experiment, group)
@@ -134,8 +140,11 @@ def misses(rows: list[Row]) -> list[str]:
     """A line for every error beyond what is tolerated, with its cause where that is known."""
     lines = []
     for row in rows:
-        beyond = {key: error for key, error in row.errors().items()
-                  if error is not None and abs(error) > TOLERATED}  # fmt: skip
+        beyond = {
+            key: error
+            for key, error in row.errors().items()
+            if error is not None and abs(error) > TOLERATED
+        }
         if beyond:
             figures = ", ".join(f"{key} {_per_cent(error)}" for key, error in beyond.items())
             cause = CAUSES.get(row.setup, "cause not known yet")

@@ -30,8 +30,14 @@ def setup(name: str) -> Callable:
 
 
 #: The model of the small recipes and of most set-ups: three layers, 1.1 million parameters.
-TINY = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048}  # fmt: skip
+TINY = {
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+}
 
 CAUSES = {
     "convolutions": "its kernels take workspaces, which are no tensors",
@@ -46,8 +52,9 @@ def tiny_config() -> LlamaConfig:
 
 
 def _named(recipes: list[tuple[str, Recipe]]) -> dict[str, tuple[str, Recipe]]:
-    return {f"{model}, {recipe}" if model else str(recipe): (model, recipe)
-            for model, recipe in recipes}  # fmt: skip
+    return {
+        f"{model}, {recipe}" if model else str(recipe): (model, recipe) for model, recipe in recipes
+    }
 
 
 def _small(**fields: object) -> tuple[str, Recipe]:
@@ -59,26 +66,51 @@ def _small(**fields: object) -> tuple[str, Recipe]:
 
 
 #: Recipes on the tiny model by name; its config is ``tiny_config()``.
-SMALL_RECIPES: dict[str, tuple[str, Recipe]] = _named([
-    _small(), _small(batch_size=8), _small(attention="eager"), _small(checkpointing=True),
-    _small(checkpointing=True, attention="eager", batch_size=8), _small(optimizer="sgd"),
-    _small(optimizer="sgd", checkpointing=True), _small(optimizer="adafactor"),
-    _small(optimizer="adamw8bit"), _small(optimizer="paged-adamw8bit"),
-    _small(optimizer_in_backward=True), _small(optimizer_in_backward=True, checkpointing=True),
-    _small(accumulate=3), _small(accumulate=3, checkpointing=True, optimizer="sgd"),
-    _small(chunked_loss=True), _small(chunked_loss=True, checkpointing=True, batch_size=16),
-    _small(offload="activations"), _small(offload="activations", checkpointing=True),
-    _small(offload="optimizer"), _small(offload="weights", checkpointing=True),
-    _small(lora=8), _small(lora=8, lora_targets=("q_proj", "v_proj"), checkpointing=True),
-    _small(lora=8, offload="weights", checkpointing=True), _small(lora=8, quantize="nf4"),
-    _small(lora=8, quantize="nf4-double", checkpointing=True), _small(lora=8, quantize="int8"),
-    _small(precision="bf16"), _small(precision="bf16", checkpointing=True, optimizer="sgd"),
-    _small(precision="bf16", attention="flash"), _small(precision="amp-bf16"),
-    _small(precision="amp-bf16", attention="eager", checkpointing=True),
-    _small(precision="amp-fp16"), _small(precision="amp-fp16", offload="optimizer", accumulate=2),
-    _small(precision="bf16", lora=8, quantize="nf4-double", checkpointing=True,
-           optimizer="paged-adamw8bit", chunked_loss=True),
-])  # fmt: skip
+SMALL_RECIPES: dict[str, tuple[str, Recipe]] = _named(
+    [
+        _small(),
+        _small(batch_size=8),
+        _small(attention="eager"),
+        _small(checkpointing=True),
+        _small(checkpointing=True, attention="eager", batch_size=8),
+        _small(optimizer="sgd"),
+        _small(optimizer="sgd", checkpointing=True),
+        _small(optimizer="adafactor"),
+        _small(optimizer="adamw8bit"),
+        _small(optimizer="paged-adamw8bit"),
+        _small(optimizer_in_backward=True),
+        _small(optimizer_in_backward=True, checkpointing=True),
+        _small(accumulate=3),
+        _small(accumulate=3, checkpointing=True, optimizer="sgd"),
+        _small(chunked_loss=True),
+        _small(chunked_loss=True, checkpointing=True, batch_size=16),
+        _small(offload="activations"),
+        _small(offload="activations", checkpointing=True),
+        _small(offload="optimizer"),
+        _small(offload="weights", checkpointing=True),
+        _small(lora=8),
+        _small(lora=8, lora_targets=("q_proj", "v_proj"), checkpointing=True),
+        _small(lora=8, offload="weights", checkpointing=True),
+        _small(lora=8, quantize="nf4"),
+        _small(lora=8, quantize="nf4-double", checkpointing=True),
+        _small(lora=8, quantize="int8"),
+        _small(precision="bf16"),
+        _small(precision="bf16", checkpointing=True, optimizer="sgd"),
+        _small(precision="bf16", attention="flash"),
+        _small(precision="amp-bf16"),
+        _small(precision="amp-bf16", attention="eager", checkpointing=True),
+        _small(precision="amp-fp16"),
+        _small(precision="amp-fp16", offload="optimizer", accumulate=2),
+        _small(
+            precision="bf16",
+            lora=8,
+            quantize="nf4-double",
+            checkpointing=True,
+            optimizer="paged-adamw8bit",
+            chunked_loss=True,
+        ),
+    ]
+)
 
 
 def _smollm(batch_size: int = 4, **fields: object) -> tuple[str, Recipe]:
@@ -97,45 +129,79 @@ def _llama(size: str, batch_size: int = 1, seq_len: int = 2048, **fields: object
     return f"Llama-{size}", Recipe(batch_size=batch_size, seq_len=seq_len, **fields)
 
 
-_QLORA = {"precision": "bf16", "lora": 16, "quantize": "nf4-double", "checkpointing": True,
-          "optimizer": "paged-adamw8bit"}  # fmt: skip
+_QLORA = {
+    "precision": "bf16",
+    "lora": 16,
+    "quantize": "nf4-double",
+    "checkpointing": True,
+    "optimizer": "paged-adamw8bit",
+}
 #: Recipes at real size by name, each with its model of the table.
-GPU_RECIPES: dict[str, tuple[str, Recipe]] = _named([
-    _smollm(), _smollm(attention="eager"), _smollm(checkpointing=True), _smollm(optimizer="sgd"),
-    _smollm(optimizer="adafactor"), _smollm(optimizer_in_backward=True),
-    _smollm(offload="activations"), _smollm(offload="optimizer"),
-    _smollm(precision="amp-bf16"), _smollm(precision="amp-bf16", attention="eager"),
-    _smollm(precision="amp-bf16", batch_size=16, checkpointing=True, chunked_loss=True),
-    _smollm(precision="amp-fp16"), _smollm(precision="bf16"),
-    _smollm(precision="bf16", attention="flash"),
-    _smollm(precision="bf16", attention="eager", checkpointing=True),
-    _smollm(precision="bf16", optimizer="adamw8bit"), _smollm(precision="bf16", accumulate=4),
-    _smollm(precision="bf16", batch_size=8, chunked_loss=True),
-    _qwen(precision="amp-bf16"), _qwen(precision="amp-fp16", checkpointing=True),
-    _qwen(precision="bf16", checkpointing=True, batch_size=4),
-    _qwen(precision="bf16", lora=16), _qwen(precision="bf16", lora=16, quantize="nf4"),
-    _qwen(precision="bf16", lora=16, quantize="int8", checkpointing=True),
-    _qwen(precision="bf16", offload="weights", checkpointing=True),
-    _qwen(precision="bf16", optimizer="paged-adamw8bit", chunked_loss=True),
-    _gpt2(precision="amp-bf16", attention="eager"),
-    _gpt2(precision="bf16", lora=16, quantize="nf4"),
-    _llama("3.2-1B", seq_len=512, optimizer="sgd"),
-    _llama("3.2-1B", precision="bf16", checkpointing=True),
-    _llama("3.2-1B", precision="bf16", lora=16, attention="flash"),
-    _llama("3.2-1B", precision="bf16", optimizer="adamw8bit", optimizer_in_backward=True,
-           checkpointing=True, chunked_loss=True),
-    _llama("3.2-1B", batch_size=4, chunked_loss=True, **_QLORA),
-    _llama("3.2-3B", precision="bf16", optimizer="adamw8bit", checkpointing=True,
-           optimizer_in_backward=True, chunked_loss=True),
-    _llama("3.1-8B", chunked_loss=True, **_QLORA),
-])  # fmt: skip
+GPU_RECIPES: dict[str, tuple[str, Recipe]] = _named(
+    [
+        _smollm(),
+        _smollm(attention="eager"),
+        _smollm(checkpointing=True),
+        _smollm(optimizer="sgd"),
+        _smollm(optimizer="adafactor"),
+        _smollm(optimizer_in_backward=True),
+        _smollm(offload="activations"),
+        _smollm(offload="optimizer"),
+        _smollm(precision="amp-bf16"),
+        _smollm(precision="amp-bf16", attention="eager"),
+        _smollm(precision="amp-bf16", batch_size=16, checkpointing=True, chunked_loss=True),
+        _smollm(precision="amp-fp16"),
+        _smollm(precision="bf16"),
+        _smollm(precision="bf16", attention="flash"),
+        _smollm(precision="bf16", attention="eager", checkpointing=True),
+        _smollm(precision="bf16", optimizer="adamw8bit"),
+        _smollm(precision="bf16", accumulate=4),
+        _smollm(precision="bf16", batch_size=8, chunked_loss=True),
+        _qwen(precision="amp-bf16"),
+        _qwen(precision="amp-fp16", checkpointing=True),
+        _qwen(precision="bf16", checkpointing=True, batch_size=4),
+        _qwen(precision="bf16", lora=16),
+        _qwen(precision="bf16", lora=16, quantize="nf4"),
+        _qwen(precision="bf16", lora=16, quantize="int8", checkpointing=True),
+        _qwen(precision="bf16", offload="weights", checkpointing=True),
+        _qwen(precision="bf16", optimizer="paged-adamw8bit", chunked_loss=True),
+        _gpt2(precision="amp-bf16", attention="eager"),
+        _gpt2(precision="bf16", lora=16, quantize="nf4"),
+        _llama("3.2-1B", seq_len=512, optimizer="sgd"),
+        _llama("3.2-1B", precision="bf16", checkpointing=True),
+        _llama("3.2-1B", precision="bf16", lora=16, attention="flash"),
+        _llama(
+            "3.2-1B",
+            precision="bf16",
+            optimizer="adamw8bit",
+            optimizer_in_backward=True,
+            checkpointing=True,
+            chunked_loss=True,
+        ),
+        _llama("3.2-1B", batch_size=4, chunked_loss=True, **_QLORA),
+        _llama(
+            "3.2-3B",
+            precision="bf16",
+            optimizer="adamw8bit",
+            checkpointing=True,
+            optimizer_in_backward=True,
+            chunked_loss=True,
+        ),
+        _llama("3.1-8B", chunked_loss=True, **_QLORA),
+    ]
+)
 
 
 # --- set-ups --------------------------------------------------------------------------------------
 
 
-def llama(device: torch.device, *, attention: str = "sdpa", dtype: torch.dtype = torch.float32,
-          tied: bool = False) -> nn.Module:  # fmt: skip
+def llama(
+    device: torch.device,
+    *,
+    attention: str = "sdpa",
+    dtype: torch.dtype = torch.float32,
+    tied: bool = False,
+) -> nn.Module:
     config = LlamaConfig(**TINY, use_cache=False, tie_word_embeddings=tied)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
     return model.to(device).train()
@@ -148,9 +214,15 @@ def checkpointed(model: nn.Module) -> nn.Module:
 
 
 def train(
-    model: nn.Module, device: torch.device, *, optimizer: Callable = torch.optim.AdamW,
-    batch_size: int = 4, length: int = 96, amp: bool = False, steps: int = 3,
-) -> Iterator[torch.Tensor]:  # fmt: skip
+    model: nn.Module,
+    device: torch.device,
+    *,
+    optimizer: Callable = torch.optim.AdamW,
+    batch_size: int = 4,
+    length: int = 96,
+    amp: bool = False,
+    steps: int = 3,
+) -> Iterator[torch.Tensor]:
     trained = [p for p in model.parameters() if p.requires_grad]
     stepper = optimizer(trained, lr=1e-3)
     for _ in range(steps):
@@ -251,9 +323,12 @@ def accumulation(device):
 @setup("in-place operations")
 def in_place(device):
     model = nn.Sequential(
-        nn.Linear(256, 512), nn.ReLU(inplace=True), nn.Linear(512, 512), nn.ReLU(inplace=True),
+        nn.Linear(256, 512),
+        nn.ReLU(inplace=True),
+        nn.Linear(512, 512),
+        nn.ReLU(inplace=True),
         nn.Linear(512, 10),
-    ).to(device)  # fmt: skip
+    ).to(device)
     stepper = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
         x = torch.randn(256, 256, device=device)
@@ -301,10 +376,16 @@ def two_models(device):
 @setup("convolutions")
 def convolutions(device):
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.GELU(),
-        nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.SiLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
-    ).to(device)  # fmt: skip
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.GELU(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.GroupNorm(4, 32),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    ).to(device)
     stepper = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(3):
         x = torch.randn(8, 3, 32, 32, device=device)

@@ -57,15 +57,22 @@ def big_step(memtracker: MemTracker | None = None) -> None:
         optimizer.zero_grad()
 
 
-QLORA = {"precision": "bf16", "lora": 16, "quantize": "nf4-double", "checkpointing": True,
-         "optimizer": "paged-adamw8bit", "seq_len": 2048}  # fmt: skip
+QLORA = {
+    "precision": "bf16",
+    "lora": 16,
+    "quantize": "nf4-double",
+    "checkpointing": True,
+    "optimizer": "paged-adamw8bit",
+    "seq_len": 2048,
+}
 ESTIMATES = {
     "Llama-3.1-8B, bf16, 1 × 4096": ("Llama-3.1-8B", {"precision": "bf16", "seq_len": 4096}),
     "the same, every layer traced": (
-        "Llama-3.1-8B", {"precision": "bf16", "seq_len": 4096, "exact": True},
+        "Llama-3.1-8B",
+        {"precision": "bf16", "seq_len": 4096, "exact": True},
     ),
     "Llama-2-70B, QLoRA, 1 × 2048": ("Llama-2-70B", QLORA),
-}  # fmt: skip
+}
 
 
 def timed(function, *args) -> float:
@@ -87,8 +94,10 @@ def main() -> None:
     with fake_tensors(gpu("a100-80gb")), track(device=str(GPU_DEVICE), work=True) as tracker:
         seconds = timed(big_step)
     trace = tracker.trace()
-    print(f"  labkit's tracker {seconds:6.1f} s   peak {format_bytes(trace.peak_bytes)}, "
-          f"{len(trace.events)} events, {trace.flops:.3e} FLOPs")  # fmt: skip
+    print(
+        f"  labkit's tracker {seconds:6.1f} s   peak {format_bytes(trace.peak_bytes)}, "
+        f"{len(trace.events)} events, {trace.flops:.3e} FLOPs"
+    )
     if not options.skip_memtracker:
         memtracker = MemTracker()
         with fake_tensors(gpu("a100-80gb")):
@@ -101,11 +110,15 @@ def main() -> None:
     print("\nestimates for an A100 of 80 GB")
     for name, (model, settings) in ESTIMATES.items():
         found = lab.estimate(model, gpu="a100-80gb", **settings)
-        print(f"  {name:30} {found.seconds_to_estimate:6.1f} s   "
-              f"reserved {format_bytes(found.peak_reserved_bytes)}")  # fmt: skip
+        print(
+            f"  {name:30} {found.seconds_to_estimate:6.1f} s   "
+            f"reserved {format_bytes(found.peak_reserved_bytes)}"
+        )
     advice = lab.advise("Llama-3.1-8B", gpu="a100-80gb")
-    print(f"  advice for Llama-3.1-8B        {advice.seconds:6.1f} s   "
-          f"{len(advice.options)} recipes simulated")  # fmt: skip
+    print(
+        f"  advice for Llama-3.1-8B        {advice.seconds:6.1f} s   "
+        f"{len(advice.options)} recipes simulated"
+    )
 
 
 if __name__ == "__main__":

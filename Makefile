@@ -27,6 +27,9 @@ COLAB_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,hosted cards widgets
 PROXY_VERSION := 5.3.0
 REVEAL_VERSION := 5.2.1
 
+# Touched once the site's lessons are executed, which happens again where they or labkit are newer.
+EXECUTED := build/course/.executed
+
 # Lessons to run, by number or name: `make course LESSONS="01 06"`. Empty means all there are.
 LESSONS ?=
 ifeq ($(origin LESSON),command line)
@@ -59,8 +62,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-l
 test: lint form $(MORE) ## Check everything: lint, notebook form, unit tests, all lessons, pages, a hub
 	$(PYTEST) -m "not nightly"
 
-test-fast: lint form $(MORE) ## The same without executing the lessons, a browser and a hub
-	$(PYTEST) -m "not (nightly or lessons or browser or hub)"
+test-fast: lint form $(MORE) ## The same in five minutes: no lessons, no browser, no slow tests
+	$(PYTEST) -m "not (nightly or slow or lessons or browser or hub)"
 
 test-all: lint form $(MORE) ## All tests, with those that are slow and rarely fail, and more examples
 	$(PYTEST) --hypothesis-profile=search
@@ -92,9 +95,12 @@ constraints: $(MORE) ## Write constraints.txt from the versions installed in .ve
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 	$(BIN)/python .ci/lock.py $(BIN)/uv
 
-site: $(MORE) ## Render the executed course as a static site: build/site/index.html
-	$(BIN)/labkit run --resume --out build/course
+site: $(MORE) $(EXECUTED) ## Render the executed course as a static site: build/site/index.html
 	$(BIN)/python site/make_site.py
+
+$(EXECUTED): $(STAMP) $(wildcard notebooks/*.ipynb) $(shell find labkit results -name "*.py" -o -name "*.toml" -o -name "*.j2" -o -name "*.json")
+	$(BIN)/labkit run --out $(@D)
+	@touch $@
 
 environments: $(STAMP) ## Write what conda and Binder build from out of pyproject.toml
 	$(BIN)/python .ci/environments.py

@@ -15,65 +15,55 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from labkit.course.lessons import default_folder, find
+import psutil
+
+from labkit.course.lessons import find
 from labkit.course.outcomes import Outcome, read_outcomes
 from labkit.hardware.this_machine import machine
 from labkit.support.processes import descendants, end_group, host_bytes
-from labkit.values import GIB, InputError, format_bytes
+from labkit.values import GIB, format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "binder" / "README.md"
 MARKERS = ("<!-- memory: begin -->", "<!-- memory: end -->")
 LIMIT_BYTES = 2 * GIB
 """What mybinder.org gives a user: `singleuser.memory.limit` in its published values.yaml."""
-SECONDS_TO_SETTLE = 5
+SECONDS_TO_SETTLE = 60
 
 
 def server_bytes() -> int:
-    """Host memory of an idle JupyterLab, started for this and ended again.
-
-    Raises:
-        InputError: it did not start.
-    """
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ServerApp.ip=127.0.0.1"]
-    starter = f"import subprocess; subprocess.run({command!r} + ['--allow-root'])"
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(
-            [sys.executable, "-c", starter],
+    """Return the host memory of an idle JupyterLab, started for this and ended again."""
+    command = ["jupyterlab", "--no-browser", "--ServerApp.ip=127.0.0.1", "--allow-root"]
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
             cwd=folder,
             env={**os.environ, "JUPYTER_CONFIG_DIR": folder, "JUPYTER_DATA_DIR": folder},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        ) as process,
-    ):
-        watchdog = threading.Timer(180, end_group, [process])
-        watchdog.start()
+        )
         try:
-            if not any("is running at" in line for line in process.stderr):
-                raise InputError("jupyter lab did not start")
-            threading.Event().wait(SECONDS_TO_SETTLE)
-            return host_bytes(descendants(process))
+            time.sleep(SECONDS_TO_SETTLE)
+            if process.poll() is not None:
+                raise SystemExit("jupyter lab did not start")
+            return host_bytes([psutil.Process(process.pid), *descendants(process)])
         finally:
-            watchdog.cancel()
             end_group(process)
 
 
 def table(outcomes: Sequence[Outcome], lessons: Iterable[str], server: int, where: str) -> str:
-    """The peaks as Markdown, the largest first; of ``lessons``, which have none is said.
+    """Return the peaks as Markdown, the largest first, and which of ``lessons`` have none.
 
-    Raises:
-        InputError: a lesson did not pass, or its memory was not sampled.
+    Args:
+        outcomes: of lessons that passed, on a machine where their memory can be sampled.
+        lessons: names of all lessons.
+        server: bytes of the idle server.
+        where: the machine and versions.
     """
-    for outcome in outcomes:
-        if not outcome.passed or outcome.host_peak_bytes is None:
-            raise InputError(f"{outcome.name} has no peak of a run that passed: run it again")
     left = LIMIT_BYTES - server
     peaks = sorted(outcomes, key=lambda each: -each.host_peak_bytes)
     over = [each.name for each in peaks if each.host_peak_bytes > left]
@@ -96,41 +86,21 @@ def table(outcomes: Sequence[Outcome], lessons: Iterable[str], server: int, wher
     )
 
 
-def put(text: str, made: str) -> str:
-    """``text`` with ``made`` between the markers.
-
-    Raises:
-        InputError: a marker is missing.
-    """
-    before, begin, rest = text.partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not begin or not end:
-        raise InputError(f"{README.name} must hold {MARKERS[0]} and {MARKERS[1]}")
-    return f"{before}{begin}\n{made}\n{end}{after}"
-
-
-def main() -> int:
+def main() -> None:
+    """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="what `labkit run --out` wrote into")
-    try:
-        outcomes = read_outcomes(parser.parse_args().folder)
-        lessons = [lesson.name for lesson in find(folder=default_folder())]
-        here = machine()
-        versions = ", ".join(f"{name} {here.versions[name]}" for name in ("python", "torch"))
-        threads = os.environ.get("OMP_NUM_THREADS", "all")
-        where = f"{here.name}, {versions}, threads: {threads}"
-        README.write_text(
-            put(
-                README.read_text(encoding="utf-8"), table(outcomes, lessons, server_bytes(), where)
-            ),
-            encoding="utf-8",
-        )
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(README)
-    return 0
+    outcomes = [each for each in read_outcomes(parser.parse_args().folder) if each.passed]
+    lessons = [lesson.name for lesson in find()]
+    here = machine()
+    versions = ", ".join(f"{name} {here.versions[name]}" for name in ("python", "torch"))
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    where = f"{here.name}, {versions}, threads: {threads}"
+    before, begin, rest = README.read_text(encoding="utf-8").partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    made = table(outcomes, lessons, server_bytes(), where)
+    README.write_text(f"{before}{begin}\n{made}\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -15,7 +15,6 @@ Because every tensor is local to the generator, closing it frees them all.
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from typing import Any
 
 import torch
@@ -35,10 +34,6 @@ def check_arguments(
     """Return the arguments to call with, or refuse before anything is built.
 
     An experiment that takes ``steps`` is told how many will be asked of it.
-
-    Raises:
-        InputError: not a generator function, an argument it does not take, a count that is not a
-            positive whole number, or an unknown precision.
     """
     if not inspect.isgeneratorfunction(experiment):
         raise InputError(
@@ -83,13 +78,10 @@ def plain_parameters(experiment: Experiment, parameters: Mapping[str, Any]) -> d
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= arguments.pop(name, {})
-    plain = {}
     for name, value in arguments.items():
-        if isinstance(value, str | int | float | bool | None):
-            plain[name] = value
-        else:
-            plain[name] = getattr(value, "__name__", None) or str(value)
-    return plain
+        if not isinstance(value, str | int | float | bool | None):
+            arguments[name] = getattr(value, "__name__", None) or str(value)
+    return arguments
 
 
 class Steps:
@@ -102,11 +94,7 @@ class Steps:
         self.done = 0
 
     def take(self, count: int, tracker: Tracker | None = None) -> Iterator[torch.Tensor]:
-        """Yield the loss of up to ``count`` further steps.
-
-        Raises:
-            InputError: the experiment yielded something that is not a loss.
-        """
+        """Yield the loss of up to ``count`` further steps."""
         for _ in range(count):
             try:
                 loss = next(self.generator)
@@ -128,9 +116,9 @@ class Steps:
                 tracker.end_step()
             yield loss
 
-    def closing(self) -> Any:
-        """Return a context that frees what the experiment holds."""
-        return closing(self.generator)
+    def close(self) -> None:
+        """Free what the experiment holds."""
+        self.generator.close()
 
 
 def first_line(error: BaseException) -> str:

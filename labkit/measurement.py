@@ -2,11 +2,10 @@
 
 On a CUDA (or ROCm) GPU the peak is the caching allocator's own, and the tracker says what it was
 made of; what the allocator counted beyond the tracked tensors is ``unattributed``. On a CPU the
-peak is that of the tracked tensors. The first steps are tracked, the later ones run untracked and
-are timed, so that watching does not cost what is being measured.
+peak is that of the tracked tensors. The first steps are tracked, the later ones are timed.
 
 An out-of-memory error does not escape: the run says where it happened, and everything that the
-experiment held is freed before ``measure`` returns.
+experiment held is freed.
 
 Limits: a pretended budget on the CPU applies to the tracked steps. On a GPU the bytes that were in
 use before the run are subtracted, and the CUDA context, which lives outside the allocator, is not
@@ -27,7 +26,7 @@ from labkit.hardware import cuda, this_machine
 from labkit.out_of_memory import allocated_bytes, is_out_of_memory, requested_bytes
 from labkit.runs import OutOfMemory, Run, named_categories, work_figures
 from labkit.trace import Category, Phase
-from labkit.tracker import Tracker, track
+from labkit.tracker import Failure, Tracker, track
 from labkit.values import InputError, positive_int
 
 TRACKED_STEPS = 2  # the second has the optimizer's state; a third would repeat it
@@ -45,9 +44,6 @@ def measure(
             allocator alone: on a CPU from the profiler's record of its allocations.
         **parameters: the experiment's own arguments.
 
-    Returns:
-        The run. If memory ran out, ``run.oom`` says where, and nothing is left allocated.
-
     Raises:
         InputError: a bad argument, an experiment that ended without a step, or one that asks for
             CUDA's autocast or loss scaling where there is no GPU.
@@ -64,7 +60,7 @@ def measure(
             raise
         job.record_oom(error)
         cuda.clear_exception(error)
-    job.steps.generator.close()
+    job.steps.close()
     cuda.free_memory()
     if not job.steps.done and job.oom is None:
         raise InputError(f"{name_of(experiment)} ended without yielding a loss")
@@ -101,7 +97,7 @@ class _Measurement:
         self.cuda.reset_peaks()
         if self.tracker is not None:
             with self.tracker:
-                self._take(min(TRACKED_STEPS, self.wanted), tracker=self.tracker)
+                self._take(min(TRACKED_STEPS, self.wanted), self.tracker)
             self._take(self.wanted - self.steps.done)
         elif self.on_gpu:
             self._take(self.wanted)
@@ -110,7 +106,7 @@ class _Measurement:
                 self._take(self.wanted)
             self.peaks = [allocator_peak(record)]
 
-    def _take(self, count: int, *, tracker: Tracker | None = None) -> None:
+    def _take(self, count: int, tracker: Tracker | None = None) -> None:
         """Take up to ``count`` steps; those without a tracker are timed."""
         self.cuda.synchronize()
         started = time.perf_counter()
@@ -130,24 +126,24 @@ class _Measurement:
 
     def record_oom(self, error: BaseException) -> None:
         """Describe an out-of-memory error as precisely as what was watching allows."""
-        failure = self.tracker.failure if self.tracker is not None else None
-        categories = Counter(failure.by_category) if failure else Counter()
+        failure = (self.tracker and self.tracker.failure) or Failure("", "", "", {})
+        categories = Counter(failure.by_category)
         if self.on_gpu:
             self._record_peaks()
             peak_bytes = self.peaks[-1] + self.base_bytes
             live_bytes = min(allocated_bytes(error) or peak_bytes, peak_bytes) - self.base_bytes
             # What the tracker does not know of the allocator's bytes.
             categories += Counter({Category.UNATTRIBUTED: live_bytes - categories.total()})
-        stepping = self.losses or (failure and failure.phase is not Phase.SETUP)
+        stepping = self.losses or failure.phase not in ("", Phase.SETUP)
         self.oom = OutOfMemory(
             requested_bytes=requested_bytes(error),
             live_bytes=categories.total(),
             capacity_bytes=self.budget_bytes,
             by_category=named_categories(categories),
             step=self.steps.done + 1 if stepping else 0,
-            phase=str(failure.phase) if failure else "",
-            module=failure.module if failure else "",
-            operator=failure.operator if failure else "",
+            phase=str(failure.phase),
+            module=failure.module,
+            operator=failure.operator,
         )
 
     def result(self) -> Run:
@@ -195,11 +191,8 @@ def _cpu_record() -> Any:
 
 
 def allocator_peak(record: torch.profiler.profile) -> int:
-    """Most bytes that the CPU allocator held above where it began, from a finished profile.
-
-    Reads the ``[memory]`` events of a profile taken with ``profile_memory=True``: the allocator's
-    own record of each allocation and each free, compiled code included.
-    """
+    """Return the most bytes that the CPU allocator held above where it began, by its own record of
+    each allocation and free in a profile taken with ``profile_memory=True``."""
     events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
     live_bytes = peak_bytes = 0
     for event in sorted(events, key=lambda e: e.start_ns()):

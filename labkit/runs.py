@@ -40,7 +40,6 @@ class OutOfMemory:
         cls,
         trace: Trace,
         index: int,
-        *,
         requested_bytes: int,
         capacity_bytes: int,
         live: Mapping[Category, int],

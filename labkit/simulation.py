@@ -13,7 +13,7 @@ workspaces are not simulated, cuBLAS's apart; the CUDA context is set aside in t
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,25 +50,22 @@ def simulate(
 
     Args:
         experiment: generator function ``experiment(device, ...)`` yielding the loss per step.
-        gpu: a name from the catalogue, whose capacity decides whether the run fits; by default
-            the GPU pretended with ``lab.pretend``. None, with nothing pretended, simulates this
-            machine's CPU, byte for byte.
+        gpu: a name from the catalogue; by default the GPU pretended with ``lab.pretend``. None,
+            with nothing pretended, simulates this machine's CPU, byte for byte.
         steps: training steps; from the second on they repeat each other.
-        ranks: simulate one of this many processes with a GPU each: a process group of that size
-            exists when the experiment is called. None: no process group.
+        ranks: simulate one of this many processes with a GPU each, in a process group.
         rank: which of them, from 0; by default the first. Without ``ranks`` it is an argument of
             the experiment.
-        alike: the name of the argument that counts identical layers, for deep models. Models with
-            one layer and with two are simulated then (two and three where ranks share them), and
-            what the second adds is repeated (`fake.repeated_layers`). A model with one layer more
-            is the check: where it differs, or nothing can be repeated, the whole model is
-            simulated. What differs in later layers is not noticed, nor that an optimizer deals out
-            whole tensors to the ranks, as ``ZeroRedundancyOptimizer`` does.
+        alike: the name of the argument that counts identical layers. Shallow models are simulated
+            then, and what the last layer adds is repeated (`fake.repeated_layers`); where one
+            layer more differs, the whole model is simulated. What differs in later layers is not
+            noticed, nor that an optimizer deals out whole tensors to the ranks, as
+            ``ZeroRedundancyOptimizer`` does.
         **parameters: the experiment's own arguments.
 
     Returns:
-        The run, with ``oom`` set to the first request that the GPU could not have served. The
-        simulation continues past it, so that ``peak_bytes`` says how much would have been needed.
+        The run. ``oom`` is the first request that the GPU could not have served; the simulation
+        continues past it, so that ``peak_bytes`` says how much would have been needed.
 
     Raises:
         InputError: a bad argument, an unknown GPU, or an experiment that needs values.
@@ -129,9 +126,13 @@ def simulated_log(
         refuse_type_checks(experiment)
     device = GPU_DEVICE if gpu else torch.device("cpu")
     tracker = track(device=str(device), work=True)
-    with _younger_garbage(), fake_tensors(gpu), tracker:
+    with contextlib.ExitStack() as stack:
+        gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
+        stack.callback(gc.unfreeze)
+        stack.enter_context(fake_tensors(gpu))
+        stack.enter_context(tracker)
         job = Steps(experiment, device, parameters)
-        with job.closing():
+        with contextlib.closing(job):
             try:
                 for _ in job.take(steps, tracker):
                     pass
@@ -150,16 +151,6 @@ def simulated_log(
             "and the batches with device=device"
         )
     return Log(plain_parameters(experiment, parameters), trace, tracker.step_work)
-
-
-@contextlib.contextmanager
-def _younger_garbage() -> Iterator[None]:
-    """Let Python look for garbage among new objects only, which saves an eighth of the time."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def run_of(log: Log, gpu: Gpu | None, *, name: str) -> Run:
@@ -206,12 +197,6 @@ def _first_failure(trace: Trace, capacity_bytes: int) -> OutOfMemory | None:
     live: Counter[Category] = Counter()
     for index, storage, change_bytes in trace.changes():
         if live.total() + change_bytes > capacity_bytes:
-            return OutOfMemory.at_event(
-                trace,
-                index,
-                requested_bytes=change_bytes,
-                capacity_bytes=capacity_bytes,
-                live=live,
-            )
+            return OutOfMemory.at_event(trace, index, change_bytes, capacity_bytes, live)
         live[storage.category] += change_bytes
     return None

@@ -66,11 +66,11 @@ _RANK = {category: rank for rank, category in enumerate(PRIORITY)}
 
 
 class Failure(NamedTuple):
-    """Where the code was, and what it held, when an allocation failed."""
+    """Where the code was, and what it held, when an allocation failed; empty where unknown."""
 
     operator: str
     module: str
-    phase: Phase
+    phase: Phase | str
     by_category: dict[Category, int]
 
 
@@ -96,17 +96,9 @@ class _Entry:
     name: str = ""
 
     def storage(self) -> Storage:
-        return Storage(
-            nbytes=self.peak_bytes,
-            category=self.category,
-            device=self.device,
-            operator=self.operator,
-            module=self.module,
-            name=self.name,
-            phase=self.phase,
-            shape=self.shape,
-            dtype=str(self.dtype).removeprefix("torch."),
-        )
+        fields = {name: getattr(self, name) for name in Storage._fields}
+        fields |= {"nbytes": self.peak_bytes, "dtype": str(self.dtype).removeprefix("torch.")}
+        return Storage(**fields)
 
 
 class Tracker(TorchDispatchMode):
@@ -139,10 +131,9 @@ class Tracker(TorchDispatchMode):
     # --- what callers use -----------------------------------------------------------------
 
     def end_step(self, *, failed: bool = False) -> None:
-        """End a training step here, where the next one begins.
+        """End a training step; ``failed`` by an error, which during setup is no step.
 
-        The first step begins with the first event that is not setup. ``failed``: an error ended
-        it; a failure during setup is no step.
+        The first step begins with the first event that is not setup.
         """
         if failed and not self._step_ends and self._setup_end() is None:
             return
@@ -165,11 +156,7 @@ class Tracker(TorchDispatchMode):
 
     @contextmanager
     def counting_as(self, device: str) -> Iterator[None]:
-        """Attribute storages first seen inside the block to ``device``, wherever they are.
-
-        For code that would use another device elsewhere. Name the device to measure when tracking
-        begins: a made-up one would be taken for it.
-        """
+        """Attribute storages first seen inside the block to ``device``, wherever they are."""
         before, self.counted_as = self.counted_as, device
         try:
             yield
@@ -192,17 +179,14 @@ class Tracker(TorchDispatchMode):
     @property
     def main_device(self) -> str:
         """The device asked for, else the first one that is not the CPU, else the CPU."""
-        if self.device is not None:
-            return self.device
         others = (entry.device for entry in self._entries if entry.device != "cpu")
-        return next(others, "cpu")
+        return self.device or next(others, "cpu")
 
     def live_by_category(self) -> dict[Category, int]:
         """Return bytes live now on the main device, as far as they can be classified yet."""
         live: Counter[Category] = Counter()
         device = self.main_device
-        for ref in self._numbers.values():
-            entry = self._entries[ref.number]
+        for entry in self._entries:
             if entry.device == device:
                 live[entry.category] += entry.nbytes
         return {category: live[category] for category in Category if live[category]}
@@ -213,14 +197,6 @@ class Tracker(TorchDispatchMode):
         if self._used:
             raise RuntimeError("a tracker records once: call track() again for another block")
         self._used = True
-        try:
-            self._start()
-        except BaseException:
-            self._cleanup.close()
-            raise
-        return self
-
-    def _start(self) -> None:
         push = self._cleanup.enter_context
         for handle in (
             register_module_forward_pre_hook(self._before_forward),
@@ -240,7 +216,7 @@ class Tracker(TorchDispatchMode):
         self._cleanup.callback(self._remove_hooks)
         # From here on every other pair of hooks (checkpointing, saving on the CPU) reports too.
         push(mock.patch.object(saved_tensors_hooks, "__enter__", self._entering_hooks()))
-        super().__enter__()
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         # A generator may be suspended inside hooks or modes of its own, which then lie above ours.

@@ -32,11 +32,8 @@ def format_bytes(nbytes: int | float) -> str:
 
 
 def one_of(value: Any, allowed: Iterable[str], what: str) -> str:
-    """Return the one of ``allowed`` that ``value`` is, ignoring case and ``_`` for ``-``.
-
-    Raises:
-        InputError: it is not; the message names it, the nearest choice, and all of them.
-    """
+    """Return the one of ``allowed`` that ``value`` is, ignoring case and ``_`` for ``-``, or raise
+    an `InputError` that names it, the nearest choice, and all of them."""
     allowed = [str(choice) for choice in allowed]
     folded = {choice.lower().replace("_", "-"): choice for choice in allowed}
     key = (value if isinstance(value, str) else shown(value))[:200].lower().replace("_", "-")
@@ -48,11 +45,7 @@ def one_of(value: Any, allowed: Iterable[str], what: str) -> str:
 
 
 def positive_int(value: Any, what: str, *, most: int = 1 << 31) -> int:
-    """Return ``value`` as a whole number from 1 to ``most``.
-
-    Raises:
-        InputError: it is not one.
-    """
+    """Return ``value`` as a whole number from 1 to ``most``, or raise an `InputError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InputError(f"{what} must be a whole number of at least 1, not {shown(value)}")
     if not 1 <= value <= most:

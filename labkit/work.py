@@ -82,48 +82,28 @@ COLLECTIVES = ("c10d", "_c10d_functional")
 # From one rank to another, or all from or to one.
 _DIRECT = ("send", "isend", "batch_p2p_ops", "gather_", "scatter_")
 
-# How often the whole passes through each rank's link, in units of (N − 1)/N; the whole is the
-# largest of the operands: an all-gather's result, a reduce-scatter's input.
+# How often the whole passes through each rank's link, in units of (N − 1)/N, by how the operator's
+# name begins without underscores. The whole is the largest of the operands: an all-gather's result,
+# a reduce-scatter's input.
 _ROUNDS = {
-    "allgather_": 1,
-    "_allgather_base_": 1,
-    "allgather_into_tensor_coalesced_": 1,
-    "all_gather_into_tensor": 1,
-    "all_gather_into_tensor_coalesced": 1,
-    "reduce_scatter_": 1,
-    "_reduce_scatter_base_": 1,
-    "reduce_scatter_tensor_coalesced_": 1,
-    "reduce_scatter_tensor": 1,
-    "reduce_scatter_tensor_coalesced": 1,
-    "alltoall_": 1,
-    "alltoall_base_": 1,
-    "all_to_all_single": 1,
-    "broadcast_": 1,
+    "allgather": 1,
+    "reducescatter": 1,
+    "alltoall": 1,
     "broadcast": 1,
-    "reduce_": 1,
-    "allgather_coalesced_": 1,
-    "allreduce_": 2,
-    "allreduce_coalesced_": 2,
-    "all_reduce": 2,
-    "all_reduce_": 2,
-    "all_reduce_coalesced": 2,
-    "all_reduce_coalesced_": 2,
+    "reduce": 1,
+    "allreduce": 2,
 }
 
 
 def sent_bytes(func: Any, args: tuple) -> int:
-    """Return the bytes that one call of a collective makes this rank send.
+    """Return the bytes that one call of an operator of `COLLECTIVES` makes this rank send.
 
-    A receive or a barrier sends none.
-
-    Args:
-        func: an operator of one of `COLLECTIVES`.
-        args: its positional arguments: tensors, and the process group or its name.
+    A receive or a barrier sends none. ``args`` end with the process group or its name.
     """
     name = func.__name__.partition(".")[0].removesuffix("_out")  # the result is a keyword there
     if name in _DIRECT:
         return _sent_directly(name, args)
-    rounds = _ROUNDS.get(name, 0)
+    rounds = _rounds(name)
     if not rounds:
         return 0
     ranks = _group_size(args)
@@ -131,6 +111,11 @@ def sent_bytes(func: Any, args: tuple) -> int:
     if name.startswith("all_gather"):  # the functional form is not handed its result
         whole_bytes *= ranks
     return rounds * whole_bytes * (ranks - 1) // ranks
+
+
+def _rounds(name: str) -> int:
+    plain = name.replace("_", "")
+    return next((rounds for kind, rounds in _ROUNDS.items() if plain.startswith(kind)), 0)
 
 
 def _sent_directly(name: str, args: tuple) -> int:

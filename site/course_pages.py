@@ -26,16 +26,27 @@ from labkit.course import report, results
 from labkit.course.lessons import read_notebook
 from labkit.course.outcomes import Outcome, read_outcomes, stored_result
 from labkit.course.results import Result
-from labkit.recording import summary
+from labkit.recording import accuracy, benchmarks
+from labkit.support import html_pages
 from labkit.values import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Where executed lessons lie among the pages.
 LESSONS = "notebooks/"
 #: What a page can show without running anything.
-SHOWN = ("text/html", "image/png", "image/jpeg", "image/svg+xml", "text/markdown", "text/latex",
-         "text/plain")  # fmt: skip
+SHOWN = (
+    "text/html",
+    "image/png",
+    "image/jpeg",
+    "image/svg+xml",
+    "text/markdown",
+    "text/latex",
+    "text/plain",
+)
 DOWNLOADS = "downloads"
+NOT_YET = "No GPU has recorded yet: yours can be the first."
+#: Packages that decide a figure.
+DECISIVE = ("driver", "cuda", "torch", "transformers", "bitsandbytes")
 _LANGUAGE = {"name": "python", "pygments_lexer": "ipython3"}
 #: For the theme: no list of headings beside this page, whose tables need the room.
 _WIDE = "---\nhide-toc: true\n---\n\n"
@@ -98,8 +109,9 @@ def _texts() -> list[str]:
 
 def _chapters(outcomes: Sequence[Outcome], texts: Iterable[str]) -> list[Chapter]:
     names = _lesson_names()
-    lessons = [(f"{o.number} {names.get(o.name, o.title)}".strip(), LESSONS + o.name)
-               for o in outcomes]  # fmt: skip
+    lessons = [
+        (f"{o.number} {names.get(o.name, o.title)}".strip(), LESSONS + o.name) for o in outcomes
+    ]
     stems = [name.removesuffix(".md") for name in texts]
     docs = [("", stem) for stem in stems if stem.startswith("docs/") and stem != "docs/LOG"]
     workshop = [("", stem) for stem in stems if stem.startswith("workshop/")]
@@ -161,7 +173,7 @@ def _about(outcome: Outcome, result: Result | None) -> str:
         f"[Notebook in the repository]({repository()}/blob/main/notebooks/{name})"
     ]
     if result is not None:
-        where = _plain(f"{result.where}, {summary.versions_text(result.machine)}")
+        where = _plain(f"{result.where}, {results.versions_text(result.machine)}")
         lines.append(f"Executed {result.date[:10]} on {where}.")
     return "  \n".join(lines)
 
@@ -200,10 +212,19 @@ def _home(chapters: Sequence[Chapter], texts: Sequence[str]) -> str:
     parts = [_to_home((ROOT / "README.md").read_text(encoding="utf-8"), "README.md")]
     for chapter in chapters:
         entries = [f"{title} <{name}>" if title else name for title, name in chapter.pages]
-        parts.append("\n".join(
-            ["```{toctree}", ":hidden:", ":maxdepth: 1", f":caption: {chapter.heading}", "",
-             *entries, "```"]
-        ))  # fmt: skip
+        parts.append(
+            "\n".join(
+                [
+                    "```{toctree}",
+                    ":hidden:",
+                    ":maxdepth: 1",
+                    f":caption: {chapter.heading}",
+                    "",
+                    *entries,
+                    "```",
+                ]
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -236,7 +257,7 @@ def _verdicts(found: Sequence[Result]) -> str:
     ]
     recorded = results.all_recorded()
     if not recorded:
-        parts.append(f"{summary.NOT_YET} [How to add your GPU](CONTRIBUTING.md#add-your-gpu).")
+        parts.append(f"{NOT_YET} [How to add your GPU](CONTRIBUTING.md#add-your-gpu).")
     for gpu, theirs in recorded.items():
         parts += [f"### {_plain(gpu)}", _made(report.verdict_table(theirs))]
     return "\n\n".join(parts) + "\n"
@@ -245,9 +266,34 @@ def _verdicts(found: Sequence[Result]) -> str:
 def _write_results(folder: Path) -> None:
     """The README of the results, with the table of who recorded."""
     path = folder / "results" / "README.md"
-    table = _section(export.gpus(summary.recorded_gpus()))
+    rows = _recorded_gpus()
+    columns = ("GPU", "Recorded", "Lessons", "Headline runs", "Accuracy matrix", "Versions")
+    table = html_pages.table("GPUs recorded", columns, rows) if rows else f"<p>{NOT_YET}</p>"
     head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
-    _write(path, f"{head}\n\n{table}\n\n{rest}")
+    _write(path, f"{head}\n\n{_made(table)}\n\n{rest}")
+
+
+def _recorded_gpus() -> list[tuple[str, ...]]:
+    """A row for each GPU that has recorded; its versions are those of its newest record."""
+    lessons, runs, tables = results.all_recorded(), benchmarks.recorded(), accuracy.recorded()
+    rows = []
+    for gpu in {*lessons, *runs, *tables}:
+        table = tables.get(gpu)
+        records = [*lessons.get(gpu, []), *runs.get(gpu, []), *([table] if table else [])]
+        records.sort(key=lambda record: record.date)
+        first, newest = records[0], records[-1]
+        dates = dict.fromkeys([first.date[:10], newest.date[:10]])
+        rows.append(
+            (
+                newest.machine["name"],
+                " to ".join(dates),
+                str(len(lessons.get(gpu, []))),
+                ", ".join(run.benchmark.name for run in runs.get(gpu, [])) or "–",
+                f"{len(table.rows)} recipes and set-ups" if table else "–",
+                results.versions_text(newest.machine, DECISIVE),
+            )
+        )
+    return sorted(rows)
 
 
 def _raw(text: str) -> str:

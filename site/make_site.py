@@ -37,8 +37,20 @@ def make(course: Path, out: Path, sheet: Sheet) -> int:
     with tempfile.TemporaryDirectory() as folder:
         pages, made = Path(folder, "pages"), Path(folder, "made")
         lessons = write_pages(course, pages, sheet)
-        code = build_main(["-q", "-W", "--keep-going", "-n", "-d", str(Path(folder, "trees")),
-                           "-c", str(HERE), str(pages), str(made)])  # fmt: skip
+        code = build_main(
+            [
+                "-q",
+                "-W",
+                "--keep-going",
+                "-n",
+                "-d",
+                str(Path(folder, "trees")),
+                "-c",
+                str(HERE),
+                str(pages),
+                str(made),
+            ]
+        )
         if code == 0:
             shutil.rmtree(out, ignore_errors=True)
             shutil.move(made, out)

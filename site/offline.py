@@ -19,7 +19,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from labkit.course.report import mathml
-from labkit.support.html_access import repair, scrolling
+from labkit.support.html_access import repair
 from labkit.support.html_safe import sanitise
 
 
@@ -81,7 +81,9 @@ def inline_formula(translator: Any, node: nodes.Element) -> None:
 
 def block_formula(translator: Any, node: nodes.Element) -> None:
     """Write one on lines of its own."""
-    translator.body.append(scrolling(_formula(translator, node, "block"), "Formula"))
+    formula = _formula(translator, node, "block")
+    about = 'tabindex="0" role="group" aria-label="Formula" style="overflow-x:auto"'
+    translator.body.append(f"<div {about}>{formula}</div>")
     raise nodes.SkipNode
 
 

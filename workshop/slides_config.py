@@ -91,8 +91,11 @@ def of_text(cell, tag):
 def questions(source):
     """What the calls of ``lab.predict`` in a cell ask; "…" for what only a run knows."""
     tree = ast.parse(source)
-    named = {node.targets[0].id: node.value for node in ast.walk(tree)
-             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # fmt: skip
+    named = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "lab.predict":
             asked = node.args[0]

@@ -57,26 +57,31 @@ class _Block:
         return rest
 
 
+def _size(block: _Block) -> tuple[int, int]:
+    return block.size, block.address
+
+
+def _address(block: _Block) -> int:
+    return block.address
+
+
 class _Pool:
     """Free blocks by size, then address; unmapped ones by address."""
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
         self.page_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        self.free: list[tuple[int, int, _Block]] = []
-        self.unmapped: list[tuple[int, _Block]] = []
+        self.free: list[_Block] = []
+        self.unmapped: list[_Block] = []
 
     def add(self, block: _Block) -> None:
         if block.mapped:
-            insort(self.free, (block.size, block.address, block))
+            insort(self.free, block, key=_size)
         else:
-            insort(self.unmapped, (block.address, block))
+            insort(self.unmapped, block, key=_address)
 
     def remove(self, block: _Block) -> None:
-        if block.mapped:
-            del self.free[bisect_left(self.free, (block.size, block.address))]
-        else:
-            del self.unmapped[bisect_left(self.unmapped, (block.address,))]
+        (self.free if block.mapped else self.unmapped).remove(block)
 
     def absorb(self, block: _Block, other: _Block | None) -> None:
         """Join ``block`` with a free neighbour, if it is one (``try_merge_blocks``)."""
@@ -98,18 +103,12 @@ class CachingAllocator:
     """PyTorch's caching allocator on one stream.
 
     Args:
-        budget_bytes: what the device can provide in all; None is without limit. It may be changed
-            later: the next request meets the new one.
+        budget_bytes: what the device can provide in all; None is without limit. It may be changed.
         expandable_segments: as ``PYTORCH_ALLOC_CONF=expandable_segments:True``.
 
-    Attributes:
-        allocated_bytes: the blocks in use, as ``torch.cuda.memory_allocated()`` counts them: with
-            rounding, and with what was left over in a block and not worth splitting off.
-        reserved_bytes: what the device provides, as in ``torch.cuda.memory_reserved()``.
-        peak_allocated_bytes, peak_reserved_bytes: the largest values so far.
-
-    Raises:
-        InputError: the budget is not a positive whole number.
+    ``allocated_bytes`` and ``reserved_bytes`` are what ``torch.cuda.memory_allocated()`` and
+    ``memory_reserved()`` would say, ``peak_allocated_bytes`` and ``peak_reserved_bytes`` their
+    largest values so far.
     """
 
     def __init__(
@@ -134,7 +133,6 @@ class CachingAllocator:
 
         Raises:
             SimulatedOutOfMemory: the budget cannot serve it. What was cached is gone by then.
-            InputError: ``nbytes`` is not a whole number from 0 to an exabyte.
         """
         if type(nbytes) is not int or not 0 <= nbytes < EXABYTE:
             raise InputError(f"bytes must be a whole number from 0 to 2**60 - 1, not {nbytes!r}")
@@ -154,11 +152,7 @@ class CachingAllocator:
         return self._handles
 
     def free(self, handle: int) -> None:
-        """Give a block back to the cache, joined with free neighbours (``free_block``).
-
-        Raises:
-            InputError: the handle is not live: it never was, or was freed before.
-        """
+        """Give a block back to the cache, joined with free neighbours (``free_block``)."""
         if handle not in self._live:
             raise InputError(f"{handle!r} is not live: never allocated, or freed before")
         block = self._live.pop(handle)
@@ -171,30 +165,25 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Return to the device what is wholly free: segments, or pages (``release_cached_blocks``).
-
-        A free block beside a used one in the same segment, or page, stays.
-        """
+        """Return wholly free segments, or pages, to the device (``release_cached_blocks``)."""
         for pool in (self._large, self._small):
             if self.expandable_segments:
-                for _, _, block in list(pool.free):
+                for block in list(pool.free):
                     self._unmap(block)
                 continue
-            kept = [entry for entry in pool.free if entry[2].prev or entry[2].next]
-            self.reserved_bytes -= sum(e[0] for e in pool.free) - sum(e[0] for e in kept)
-            pool.free = kept
+            whole = [block for block in pool.free if block.prev is block.next is None]
+            pool.free = [block for block in pool.free if block not in whole]
+            self.reserved_bytes -= sum(block.size for block in whole)
 
     def segments(self) -> list[dict[str, Any]]:
         """Return the memory held, in the form of ``torch.cuda.memory_snapshot()``, by address.
 
-        Of an expandable segment each stretch with memory behind it is one entry. A block's
-        ``state`` is ``active_allocated`` or ``inactive``; its ``name`` is what `allocate` was
-        told.
+        Of an expandable segment each stretch with memory behind it is one entry.
         """
         held = (block for block in self._live.values() if block is not None)
-        cached = (entry[2] for entry in chain(self._small.free, self._large.free))
-        heads = [b for b in chain(held, cached) if b.prev is None or not b.prev.mapped]
-        return [self._segment(head) for head in sorted(heads, key=lambda b: b.address)]
+        blocks = chain(held, self._small.free, self._large.free)
+        heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
+        return [self._segment(head) for head in sorted(heads, key=_address)]
 
     def _segment(self, head: _Block) -> dict[str, Any]:
         blocks, block = [], head
@@ -223,14 +212,14 @@ class CachingAllocator:
     def _cached(self, pool: _Pool, size: int) -> _Block | None:
         """Best fit: the smallest free block, of these the lowest address (``get_free_block``)."""
         free = pool.free
-        at = bisect_left(free, (size,))
+        at = bisect_left(free, (size,), key=_size)
         if at == len(free):
             return None
         if self.expandable_segments:
             # A block at the growing end counts as large as it could become: spare it.
-            while at + 1 < len(free) and _room(free[at + 1][2]) < _room(free[at][2]):
+            while at + 1 < len(free) and _room(free[at + 1]) < _room(free[at]):
                 at += 1
-        return free.pop(at)[2]
+        return free.pop(at)
 
     def _new(self, pool: _Pool, size: int) -> _Block | None:
         """Return a block of new memory; None if the budget has none left (``alloc_block``)."""
@@ -283,7 +272,7 @@ class CachingAllocator:
 
     def _expandable(self, pool: _Pool, size: int) -> _Block:
         """Where free and unmapped blocks in a row leave room; the lowest address."""
-        for _, block in pool.unmapped:
+        for block in pool.unmapped:
             if block.prev is not None and not block.prev.allocated:
                 block = block.prev
             room, following = 0, block

@@ -29,12 +29,10 @@ class Replay:
     that the figures say what would have been needed.
 
     Attributes:
-        trace, budget_bytes, expandable_segments: what it was asked with.
         indices: the events of the trace on its device.
         allocated_bytes, reserved_bytes: after each of these events.
         highest_bytes: the most allocated during each of them: a storage that changes its size is
             copied, so the old and the new block are both in use for a moment.
-        peak_allocated_bytes, peak_reserved_bytes: the largest of the whole replay.
         failure: the first request that failed; None if all were served. Its ``live_bytes`` is
             what was allocated, and ``unattributed`` there is what rounding took of it.
     """
@@ -63,12 +61,7 @@ class Replay:
 def replay(
     trace: Trace, *, budget_bytes: int | None = None, expandable_segments: bool = False
 ) -> Replay:
-    """Serve every event of ``trace`` as PyTorch's caching allocator would.
-
-    Args:
-        trace: an event log, of a real or of a simulated run.
-        budget_bytes: what the device can provide; None is without limit.
-        expandable_segments: as ``PYTORCH_ALLOC_CONF=expandable_segments:True``.
+    """Serve every event of ``trace`` as a `CachingAllocator` with these arguments would.
 
     Raises:
         InputError: a bad argument, or a trace that frees more of a storage than it holds.
@@ -128,23 +121,14 @@ class Player:
         return highest_bytes
 
     def _allocate(self, index: int, number: int, nbytes: int, held_bytes: int) -> int:
+        allocator, storages = self.allocator, self.trace.storages
         try:
-            return self.allocator.allocate(nbytes)
+            return allocator.allocate(nbytes)
         except SimulatedOutOfMemory:
-            self.failure = self._failed(index, number, nbytes, held_bytes)
-        self.allocator.budget_bytes = None
-        return self.allocator.allocate(nbytes)
-
-    def _failed(self, index: int, number: int, nbytes: int, held_bytes: int) -> OutOfMemory:
-        storages, allocator = self.trace.storages, self.allocator
-        live = Counter({storages[number].category: held_bytes})
-        for holder, (_, nbytes_held) in self._held.items():
-            live[storages[holder].category] += nbytes_held
-        live[Category.UNATTRIBUTED] += allocator.allocated_bytes - live.total()
-        return OutOfMemory.at_event(
-            self.trace,
-            index,
-            requested_bytes=nbytes,
-            capacity_bytes=allocator.budget_bytes,
-            live=live,
-        )
+            live = Counter({storages[number].category: held_bytes})
+            for holder, (_, nbytes_held) in self._held.items():
+                live[storages[holder].category] += nbytes_held
+            live[Category.UNATTRIBUTED] += allocator.allocated_bytes - live.total()
+            budget_bytes, allocator.budget_bytes = allocator.budget_bytes, None
+            self.failure = OutOfMemory.at_event(self.trace, index, nbytes, budget_bytes, live)
+        return allocator.allocate(nbytes)

@@ -44,26 +44,22 @@ def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
     nbytes = workspace_bytes(gpu)
     before = _first_products(trace) if nbytes else set()
     after = _flash_backwards(trace)
-    storages, events, moved = list(trace.storages), [], {}
+    storages, events, moved = list(trace.storages), [], []
 
-    def take(what: str, nbytes: int, phase: Phase) -> int:
-        kind = Category.UNATTRIBUTED
-        storages.append(
-            Storage(nbytes, kind, trace.device, what, "", "", phase, (nbytes,), "uint8")
-        )
-        number = len(storages) - 1
-        events.append(Event(number, nbytes, phase))
-        return number
+    def take(what: str, nbytes: int, phase: Phase) -> None:
+        kind, shape = Category.UNATTRIBUTED, (nbytes,)
+        events.append(Event(len(storages), nbytes, phase))
+        storages.append(Storage(nbytes, kind, trace.device, what, "", "", phase, shape, "uint8"))
 
     for index, event in enumerate(trace.events):
-        moved[index] = len(events)
+        moved.append(len(events))
         if index in before:
             take("cuBLAS workspace", nbytes, event.phase)
         events.append(event)
         if index in after:
-            number = take("flash attention's backward", after[index], event.phase)
-            events.append(Event(number, -after[index], event.phase))
-    moved[len(trace.events)] = len(events)
+            take("flash attention's backward", after[index], event.phase)
+            events.append(events[-1]._replace(change_bytes=-after[index]))
+    moved.append(len(events))
     step_starts = tuple(moved[start] for start in trace.step_starts)
     return replace(trace, storages=tuple(storages), events=tuple(events), step_starts=step_starts)
 
@@ -82,9 +78,7 @@ def _first_products(trace: Trace) -> set[int]:
 def flash_backward_bytes(query: tuple[int, ...], key: tuple[int, ...], item_bytes: int) -> int:
     """Return the bytes that flash attention's backward takes beside its results.
 
-    Args:
-        query, key: shapes, [batch, heads, tokens, head size].
-        item_bytes: of one element, 2.
+    ``query`` and ``key`` are shapes, [batch, heads, tokens, head size].
     """
     batch, heads, tokens, size = query
     rows = batch * heads * -(-tokens // 128) * 128

@@ -14,7 +14,6 @@ from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, row
 from labkit.cheat_sheet.sheet import NOT_RECORDED, Sheet
 from labkit.cheat_sheet.techniques import TECHNIQUES
 from labkit.course.claims import Verdict, all_claims
-from labkit.recording import summary
 from labkit.support import html_pages
 from labkit.support.files import write_atomic
 from labkit.values import format_bytes
@@ -23,7 +22,7 @@ MARKERS = ("<!-- cheat sheet: begin -->", "<!-- cheat sheet: end -->")
 TITLE = "GPU Memory Lab: cheat sheet"
 NOTHING = "–"
 _SIMULATED = ("technique", "peak", "change", "what falls most", "bound on a step")
-_MEASURED, _HERE, _ON_GPUS = "measured on GPUs", "verdicts here", "verdicts on GPUs"
+_HERE, _ON_GPUS = "verdicts here", "verdicts on GPUs"
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,22 +40,16 @@ class Section:
 
     def _repr_html_(self) -> str:
         note = Markup("<p>{}</p>").format(self.note)
-        if not self.rows:
-            return note  # it says why
         return note + html_pages.table(self.heading, self.columns, self.rows)
 
 
 def sections(sheet: Sheet) -> tuple[Section, ...]:
     """Return everything that the page shows, in order."""
-    return techniques(sheet), order(sheet), trial(sheet), gpus(sheet.gpus)
+    return techniques(sheet), order(sheet), trial(sheet)
 
 
 def write_page(sheet: Sheet, path: Path) -> Path:
-    """Write the page to ``path``, atomically.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the page to ``path``, atomically."""
     page = html_pages.render(
         "cheat_sheet/page.html.j2", title=TITLE, sheet=sheet, sections=sections(sheet)
     )
@@ -68,12 +61,11 @@ def write_page(sheet: Sheet, path: Path) -> Path:
 
 
 def techniques(sheet: Sheet) -> Section:
-    """Return a row for each technique: figures alone, what GPUs recorded, verdicts, effort."""
-    columns = (*_SIMULATED, _MEASURED, _HERE, _ON_GPUS, "to write", "when not to")
+    """Return a row for each technique: figures alone, verdicts, effort."""
+    columns = (*_SIMULATED, _HERE, _ON_GPUS, "to write", "when not to")
     rows = tuple(
         (
             *_figures(each),
-            "; ".join(each.recorded) or NOTHING,
             _verdicts(sheet, each, recorded=False),
             _verdicts(sheet, each, recorded=True),
             each.technique.effort,
@@ -85,11 +77,7 @@ def techniques(sheet: Sheet) -> Section:
 
 
 def alone(job: CommonJob) -> Section:
-    """Return the same table of another job, its simulated columns only.
-
-    Raises:
-        InputError: the job cannot be simulated.
-    """
+    """Return the same table of another job, its simulated columns only."""
     rows = [row(technique, job) for technique in TECHNIQUES if technique.change]
     note, figures = _job(job, rows[0].before), tuple(_figures(each) for each in rows)
     return Section("Techniques, each alone", note, _SIMULATED, figures)
@@ -185,7 +173,7 @@ def _yes(fits: bool) -> str:
     return "yes" if fits else "no"
 
 
-# --- claims and GPUs ------------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 def trial(sheet: Sheet) -> Section:
@@ -212,12 +200,6 @@ def _tallies(sheet: Sheet) -> list[str]:
     return lines
 
 
-def gpus(rows: tuple[tuple[str, ...], ...]) -> Section:
-    """Return the GPUs that have recorded, by name, versions and date."""
-    note = "Read from results/, where labkit record stores what a GPU gives."
-    return Section("GPUs recorded", note if rows else summary.NOT_YET, summary.COLUMNS, rows)
-
-
 # --- Markdown -------------------------------------------------------------------------------------
 
 
@@ -226,17 +208,12 @@ def markdown(sheet: Sheet) -> str:
 
     What this machine found is left out: the README is for everyone.
     """
-    measured = any(row.recorded for row in sheet.rows)
     judged = bool(sheet.counts(recorded=True))
-    left_out = {_HERE}
-    if not measured:
-        left_out.add(_MEASURED)
-    if not judged:
-        left_out.add(_ON_GPUS)
+    left_out = {_HERE} if judged else {_HERE, _ON_GPUS}
     table, moves = techniques(sheet), order(sheet)
     lines = [MARKERS[0], f"{table.note} Simulated with {sheet.versions}.", ""]
     lines += [*_table(table, left_out), "", moves.note, "", *_table(moves, set())]
-    if not measured or not judged:
+    if not judged:
         lines += ["", f"What no GPU has recorded yet is left out: {NOT_RECORDED}."]
     return "\n".join([*lines, MARKERS[1]])
 

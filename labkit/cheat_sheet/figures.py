@@ -42,19 +42,15 @@ class CommonJob:
 
     @property
     def simulated_gpu(self) -> Gpu:
-        """The GPU that is simulated."""
+        """Return the GPU that is simulated."""
         return catalogue.gpu(self.gpu)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one recipe takes, simulated.
+    """What one recipe takes, simulated; ``fits`` says whether the GPU is large enough.
 
-    Attributes:
-        recipe: how it trains.
-        run: the simulated run, without its trace.
-        fits: whether the GPU is large enough.
-        seconds: the bound on a step; None where GPUs exchange data at a speed not in the catalogue.
+    ``seconds`` is the bound on a step, None where GPUs exchange data at an unknown speed.
     """
 
     recipe: Recipe
@@ -65,11 +61,7 @@ class Figures:
 
 @functools.cache
 def simulated(job: CommonJob, recipe: Recipe) -> Figures:
-    """Return the figures of ``recipe`` for the job's model and GPU; nothing is simulated twice.
-
-    Raises:
-        InputError: as `estimate`.
-    """
+    """Return the figures of ``recipe`` for the job's model and GPU; nothing is simulated twice."""
     found = estimate(job.model, gpu=job.gpu, recipe=recipe)
     run = replace(found.run, trace=None, oom=None)
     return Figures(recipe, run, found.fits, _seconds(found, job.model))
@@ -91,21 +83,15 @@ def _shapes(model: str) -> Shapes:
 
 @dataclass(frozen=True)
 class Row:
-    """One technique on the common job.
+    """One technique on the common job: ``before``, and ``after`` with it alone.
 
-    Attributes:
-        technique: which.
-        before: the plain job.
-        after: with this technique alone; None where no recipe can express it, or ``refused``.
-        refused: why the GPU or the recipe cannot do it, in a sentence.
-        recorded: what runs on GPUs that differ by this technique gave, as text.
+    ``after`` is None where no recipe can express it, or where ``refused`` says why it cannot be.
     """
 
     technique: Technique
     before: Figures
     after: Figures | None = None
     refused: str = ""
-    recorded: tuple[str, ...] = ()
 
     @property
     def saved_share(self) -> float | None:
@@ -134,13 +120,9 @@ class Row:
         return self.after.seconds / self.before.seconds - 1
 
 
-def row(technique: Technique, job: CommonJob, recorded: Sequence[str] = ()) -> Row:
-    """Return the row of ``technique`` on ``job``.
-
-    Raises:
-        InputError: the plain job itself cannot be simulated.
-    """
-    plain = Row(technique, simulated(job, job.recipe), recorded=tuple(recorded))
+def row(technique: Technique, job: CommonJob) -> Row:
+    """Return the row of ``technique`` on ``job``, which itself can be simulated."""
+    plain = Row(technique, simulated(job, job.recipe))
     if technique.change is None:
         return plain
     try:
@@ -157,12 +139,9 @@ def row(technique: Technique, job: CommonJob, recorded: Sequence[str] = ()) -> R
 
 @dataclass(frozen=True)
 class Move:
-    """One step of the order of adoption.
+    """One step of the order of adoption: a technique, or two of which neither saves alone.
 
-    Attributes:
-        techniques: one, or two of which neither saves anything alone.
-        before, after: figures without and with it, on top of all earlier moves.
-        changed: it changes the training.
+    ``before`` and ``after`` are on top of all earlier moves; ``changed``: it changes the training.
     """
 
     techniques: tuple[Technique, ...]
@@ -204,9 +183,6 @@ def order_of_adoption(
     First all that leaves the training as it is, until nothing of it saves; then, on top of that,
     what changes the training. Where nothing is free, those that save nothing alone are tried in
     pairs.
-
-    Raises:
-        InputError: the plain job cannot be simulated.
     """
     adopted: list[Move] = []
     for changed in (False, True):

@@ -1,25 +1,19 @@
-"""What was found of the claims on this machine and on GPUs, and of techniques in benchmarks.
+"""What was found of the claims on this machine and on GPUs.
 
 Limits: a run's outcomes are looked for where `labkit run` writes by default.
 """
 
-import itertools
 import os
 import warnings
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
 from labkit.course import outcomes, results
 from labkit.course.claims import Verdict, all_claims, format_found
 from labkit.course.outcomes import RUN_VARIABLE
-from labkit.hardware import catalogue
-from labkit.recording import benchmarks
-from labkit.recording.benchmark_result import Entry
-from labkit.recording.summary import versions_text
+from labkit.course.results import versions_text
 from labkit.support.files import PACKAGE, RUN_FOLDER
-from labkit.values import InputError, format_bytes
+from labkit.values import InputError
 
 
 @dataclass(frozen=True)
@@ -81,41 +75,3 @@ def _findings(result: results.Result, source: str, *, recorded: bool) -> list[Fi
         text = "; ".join(filter(None, origin))
         findings.append(Finding(id, Verdict(entry["verdict"]), found, where, text, recorded))
     return findings
-
-
-def recorded_pairs(folder: Path | None = None) -> dict[str, list[str]]:
-    """Return by technique what benchmarks say: their runs that differ by it alone, or the batch."""
-    pairs = defaultdict(list)
-    for gpu, found in benchmarks.recorded(folder).items():
-        for result in found:
-            where = f"{result.machine['name']}, {result.date[:10]}"
-            source = f"results/{gpu}/{result.benchmark.file}; {versions_text(result.machine)}"
-            fitted = [entry for entry in result.entries if entry.fitted]
-            for one, other in itertools.permutations(fitted, 2):
-                for technique in TECHNIQUES:
-                    if _differ_by(technique, one, other):
-                        says = _compared(one, other, result.benchmark.largest_batch)
-                        pairs[technique.name].append(f"{where}: {says} ({source})")
-    return pairs
-
-
-def _differ_by(technique: Technique, one: Entry, other: Entry) -> bool:
-    before, after = one.recipe.but(batch_size=1), other.recipe.but(batch_size=1)
-    if technique.change is None or before == after:
-        return False
-    # Mixed precision depends on the GPU's formats, which the recipe shows.
-    gpu = catalogue.gpu("rtx-4090" if "bf16" in after.precision else "t4")
-    try:
-        return technique.change(one.recipe, gpu).but(batch_size=1) == after
-    except InputError:
-        return False
-
-
-def _compared(one: Entry, other: Entry, largest_batch: bool) -> str:
-    if largest_batch:
-        text = f"largest batch {one.recipe.batch_size} → {other.recipe.batch_size}"
-    else:
-        peaks = [format_bytes(entry.run.peak_bytes) for entry in (one, other)]
-        text = f"peak {' → '.join(peaks)}"
-    speeds = [entry.tokens_per_second for entry in (one, other)]
-    return text + (f", tokens/s {speeds[0]:.0f} → {speeds[1]:.0f}" if all(speeds) else "")

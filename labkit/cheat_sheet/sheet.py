@@ -1,11 +1,7 @@
 """The cheat sheet: every technique's figures and verdicts side by side, and what follows from them.
 
-    sheet = build()                        # simulates; reads results/ and the last `labkit run`
-    print(export.markdown(sheet))
-
-Bytes and bounds of a technique are those of one `CommonJob`, simulated with that technique alone;
-beside them is what GPUs recorded. Nothing is filled in: where nothing was measured the sheet says
-what would measure it.
+Bytes and bounds of a technique are those of one `CommonJob`, simulated with that technique alone.
+Where no verdict was found, the sheet says what would find it.
 
 Limits: one model, GPU and batch at a time, and techniques rank differently on others.
 """
@@ -18,17 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, order_of_adoption, row
-from labkit.cheat_sheet.findings import (
-    Finding,
-    own_findings,
-    recorded_findings,
-    recorded_pairs,
-    run_folder,
-)
+from labkit.cheat_sheet.findings import Finding, own_findings, recorded_findings, run_folder
 from labkit.cheat_sheet.techniques import TECHNIQUES
 from labkit.course.claims import Verdict, all_claims
+from labkit.course.results import versions_text
 from labkit.hardware.this_machine import machine
-from labkit.recording.summary import recorded_gpus, versions_text
 
 NOT_RECORDED = "`labkit record` on a CUDA machine fills it"
 
@@ -37,16 +27,8 @@ NOT_RECORDED = "`labkit record` on a CUDA machine fills it"
 class Sheet:
     """Everything the cheat sheet says.
 
-    Attributes:
-        job: on which techniques are compared.
-        plain: its figures.
-        rows: one for each technique.
-        order: the order of adoption.
-        findings: by claim, this machine's first; an empty tuple where there is none.
-        gpus: which GPUs have recorded, and what: rows of `recorded_gpus`.
-        missing: what is not there yet and what fills it, a sentence each.
-        versions: of what simulated.
-        date: when, in ISO 8601, UTC.
+    ``plain`` are the job's own figures; ``findings`` are by claim, this machine's first, and empty
+    where there is none; ``missing`` says what is not there yet and what fills it.
     """
 
     job: CommonJob
@@ -54,7 +36,6 @@ class Sheet:
     rows: tuple[Row, ...]
     order: tuple[Move, ...]
     findings: Mapping[str, tuple[Finding, ...]]
-    gpus: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...]
     versions: str
     date: str
@@ -86,16 +67,12 @@ def build(
         recorded: holds ``<gpu>/``; the course's own recordings if None.
         own: whether this machine's run counts; recorded findings always do.
         report: called with the name of each technique that is simulated next.
-
-    Raises:
-        InputError: the job cannot be simulated.
     """
     job = job or CommonJob()
-    pairs = recorded_pairs(recorded)
     rows = []
     for technique in TECHNIQUES:
         report(technique.name)
-        rows.append(row(technique, job, pairs.get(technique.name, ())))
+        rows.append(row(technique, job))
     report("the order of adoption")
     order = order_of_adoption(job)
     mine = own_findings(run or run_folder()) if own else []
@@ -105,8 +82,6 @@ def build(
         missing.append("No claim is judged on this machine yet: `labkit run` fills it.")
     if not theirs:
         missing.append(f"No claim is judged on a GPU yet: {NOT_RECORDED}.")
-    if not pairs:
-        missing.append(f"No benchmark is recorded on a GPU yet: {NOT_RECORDED}.")
     return Sheet(
         job=job,
         plain=rows[0].before,
@@ -116,7 +91,6 @@ def build(
             id: tuple(finding for finding in [*mine, *theirs] if finding.claim == id)
             for id in all_claims()
         },
-        gpus=recorded_gpus(recorded),
         missing=tuple(missing),
         versions=versions_text({"versions": machine().versions}),
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,8 +1,4 @@
-"""The techniques of the cheat sheet: each as a change of a recipe, with what there is to say of it.
-
-Limits: a technique that no recipe can express (operations in place, loading data) has no change,
-and so no figures.
-"""
+"""The techniques of the cheat sheet: each a change of a recipe, with what there is to say of it."""
 
 import functools
 import tomllib
@@ -20,14 +16,9 @@ Change = Callable[[Recipe, Gpu], Recipe]
 
 @dataclass(frozen=True, kw_only=True)
 class Technique:
-    """One technique.
+    """One technique: the ``effort`` to write it, when not to use it, the claims that are about it.
 
-    Attributes:
-        name, lesson: what it is called, and where it is taught.
-        effort: what there is to write.
-        not_when: when not to use it, a sentence.
-        change: makes a recipe with it of one without; None where no recipe can express it.
-        claims: the claims of the articles that are about it.
+    ``change`` makes a recipe with it of one without; None where no recipe can express it.
     """
 
     name: str

@@ -40,16 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
         return options.action(options)
     except InputError as error:
-        return _refuse(str(error))
+        sentence = str(error)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        return _refuse(f"{error.strerror or error}{where}. What was finished is kept.")
+        sentence = f"{error.strerror or error}{where}. What was finished is kept."
     except KeyboardInterrupt:
         print("\nlabkit: stopped", file=sys.stderr)
         return 130
-
-
-def _refuse(sentence: str) -> int:
     print(f"labkit: {sentence}", file=sys.stderr)
     return 2
 
@@ -68,9 +65,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option("lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
     option("--out", default=RUN_FOLDER, help="folder (default: %(default)s)")
     option("--jobs", type=int, default=1, metavar="N", help="lessons at a time")
-    option("--resume", action="store_true", help="skip lessons that passed and have not changed")
-    seconds = "limit per lesson (default: %(default)s)"
-    option("--timeout", type=int, default=600, metavar="SECONDS", help=seconds)
+    limit = "limit per lesson (default: %(default)s)"
+    option("--timeout", type=int, default=600, metavar="SECONDS", help=limit)
     run.set_defaults(action=_run)
 
     report = commands.add_parser("report", help="write the HTML report of an earlier run again")
@@ -83,20 +79,14 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
         "cheat-sheet",
         help="put all techniques and verdicts on one page",
         epilog="exit code: 0, or 2 for bad input",
-        argument_default=argparse.SUPPRESS,
     )
     option = sheet.add_argument
-    page = f"the page (default: {SHEET_PAGE})"
-    option("--out", default=None, metavar="FILE.html", help=page)
-    option("--markdown", action="store_true", default=False, help="print the README's table")
-    verdicts = "of a `labkit run`, for this machine's verdicts"
-    option("--run", default=None, metavar="FOLDER", help=verdicts)
+    option("--out", metavar="FILE.html", help=f"the page (default: {SHEET_PAGE})")
+    option("--markdown", action="store_true", help="print the README's table")
+    option("--run", metavar="FOLDER", help="of a `labkit run`, for this machine's verdicts")
     option("--model", metavar="NAME", help="a model of the table")
     option("--gpu", metavar="NAME", help="the GPU that is simulated")
-    option("--precision", metavar="NAME", help="fp32, amp-fp16, amp-bf16 or bf16")
-    option("--attention", metavar="NAME", help="eager or sdpa")
-    option("--batch-size", type=int, metavar="N", help="sequences in a step")
-    option("--seq-len", type=int, metavar="N", help="tokens per sequence")
+    tables.add_recipe_options(sheet, ("precision", "attention", "batch_size", "seq_len"))
     sheet.set_defaults(action=_cheat_sheet)
 
     class_ = commands.add_parser(
@@ -109,7 +99,6 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option = class_.add_argument
     option("folder", metavar="FOLDER", help="what participants sent")
     option("--out", default=CLASS_PAGE, metavar="FILE.html", help="(default: %(default)s)")
-    option("--anonymous", action="store_true", help="number participants, no names")
     class_.set_defaults(action=_class)
 
     plan.add_commands(commands)
@@ -136,7 +125,6 @@ def _run(options: argparse.Namespace) -> int:
         folder=Path(options.out),
         parameters=[tuple(pair) for pair in options.parameters],
         jobs=positive_int(options.jobs, "--jobs", most=256),
-        resume=options.resume,
         timeout_seconds=positive_int(options.timeout, "--timeout"),
         on_done=tables.announce,
     )
@@ -144,9 +132,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from labkit.course.outcomes import read_outcomes
     from labkit.course.report import report
 
-    print(f"Report: {report(Path(options.out)).resolve()}")
+    folder = Path(options.out)
+    print(f"Report: {report(folder, read_outcomes(folder)).resolve()}")
     return 0
 
 
@@ -158,7 +148,7 @@ def _cheat_sheet(options: argparse.Namespace) -> int:
     run = Path(options.run) if options.run is not None else None
     if run is not None and not run.is_dir():
         raise InputError(f"there is no folder {run}; `labkit run --out {run}` makes it")
-    given = {name: getattr(options, name) for name in ("model", "gpu") if hasattr(options, name)}
+    given = {name: getattr(options, name) for name in ("model", "gpu") if getattr(options, name)}
     job = CommonJob(**given, recipe=PLAIN.but(**tables.recipe_fields(options)))
     with_page = options.out is not None or not options.markdown
     sheet = build(job, run=run, own=with_page, report=_announce_simulation)
@@ -183,7 +173,7 @@ def _class(options: argparse.Namespace) -> int:
     out = Path(options.out)
     if out.suffix.lower() != ".html":  # a slip could replace what a participant sent
         raise InputError(f"--out must name a file that ends in .html, not {options.out!r}")
-    classroom = gather(Path(options.folder), anonymous=options.anonymous)
+    classroom = gather(Path(options.folder))
     write_atomic(out, page(classroom))
     print(classroom)
     print(f"Page: {out.resolve()}")

@@ -15,36 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.cli.tables import parameters, print_table, recipe_fields
-from labkit.values import GIB, KIB, MIB, InputError, format_bytes
+from labkit.cli.tables import add_recipe_options, parameters, print_table, recipe_fields
+from labkit.values import InputError, format_bytes
 
 _EXIT = "exit code: 0 if it fits, 1 if it does not, 2 for bad input"
 _MODEL = (
     "a model of the table, a folder with config.json, or a hub id; or FILE.py:FUNCTION, an "
     "experiment of your own"
 )
-_COUNTS = {
-    "--batch-size": "sequences in one forward pass",
-    "--seq-len": "tokens per sequence",
-    "--accumulate": "forward and backward passes per step",
-    "--ranks": "GPUs that share the model, each with its own batch",
-    "--lora": "train adapters of this rank",
-}
-_CHOICES = {
-    "--precision": "fp32, amp-fp16, amp-bf16 or bf16",
-    "--optimizer": "adamw, sgd, adafactor, adamw8bit or paged-adamw8bit",
-    "--attention": "eager, sdpa or flash",
-    "--quantize": "frozen weights as nf4, nf4-double or int8; needs --lora",
-    "--offload": "what lives in host memory: none, activations, optimizer or weights",
-    "--lora-targets": "the layers that get adapters, separated by commas",
-}
-_SWITCHES = {
-    "--optimizer-in-backward": "update each weight as soon as its gradient is there",
-    "--checkpointing": "recompute each layer's activations in backward",
-    "--chunked-loss": "compute the logits a piece of the batch at a time",
-}
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"KI": KIB, "MI": MIB, "GI": GIB, "TI": 1 << 40}
 
 
 def add_commands(commands: Any) -> None:
@@ -63,20 +41,13 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_estimate(commands: Any, common: argparse.ArgumentParser) -> None:
-    # An option that is not given leaves the recipe of the file, or the default, as it is.
-    recipe = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    for flag, text in _COUNTS.items():
-        recipe.add_argument(flag, type=int, metavar="N", help=text)
-    for flag, text in _CHOICES.items():
-        recipe.add_argument(flag, metavar="KIND", help=text)
-    for flag, text in _SWITCHES.items():
-        recipe.add_argument(flag, action="store_true", help=text)
     parser = commands.add_parser(
         "estimate",
         help="say what training a model takes on a GPU, without the GPU",
         epilog=_EXIT,
-        parents=[common, recipe, parameters],
+        parents=[common, parameters],
     )
+    add_recipe_options(parser)
     option = parser.add_argument
     smallest = "this machine's, else the smallest common one that can run the recipe"
     option("--gpu", metavar="NAME", help=f"a GPU of the catalogue (default: {smallest})")
@@ -99,17 +70,18 @@ def _add_advise(commands: Any, common: argparse.ArgumentParser) -> None:
     option("--seq-len", type=int, metavar="N", help="tokens per sequence (default: 1024)")
     option("--write", metavar="FILE.py", help="write a script for the best recipe")
     only = parser.add_mutually_exclusive_group()
-    for name, text in {"full": "train every weight", "lora": "train adapters"}.items():
-        help = f"only recipes that {text}"
-        only.add_argument(f"--{name}", dest="only", action="store_const", const=name, help=help)
+    for kind, trained in {"full": "every weight", "lora": "adapters"}.items():
+        help = f"only recipes that train {trained}"
+        only.add_argument(f"--{kind}", dest="only", action="store_const", const=kind, help=help)
     parser.set_defaults(action=_advise)
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMGT]I?|)B?", text.upper())
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([KMGT])(I?))?B?", text.upper())
     if found is None:
         raise argparse.ArgumentTypeError(f"must be a size such as 64GiB, not {text[:40]!r}")
-    return int(float(found[1]) * _UNITS[found[2]])
+    power = " KMGT".index(found[2] or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -121,9 +93,6 @@ def _estimate(options: argparse.Namespace) -> int:
     from labkit.plan.user_code import argument_value
     from labkit.support.files import read_file
 
-    fields = recipe_fields(options)
-    if "lora_targets" in fields:
-        fields["lora_targets"] = tuple(fields["lora_targets"].split(","))
     recipe = None
     if options.recipe is not None:
         recipe = read_file(Path(options.recipe), Recipe.from_dict, "a recipe")
@@ -135,9 +104,9 @@ def _estimate(options: argparse.Namespace) -> int:
             exact=options.exact,
             parameters={name: argument_value(value) for name, value in options.parameters},
             host_memory_bytes=options.host_memory,
-            **fields,
+            **recipe_fields(options),
         )
-    _print(found, as_json=options.json)
+    print(_as_text(found, options))
     return 0 if found.fits else 1
 
 
@@ -157,10 +126,9 @@ def _advise(options: argparse.Namespace) -> int:
         )
     if options.write is not None and not isinstance(advice, Advice):
         raise InputError("a script is written for a model by name, not for your own experiment")
-    _print(advice, as_json=options.json)
+    print(_as_text(advice, options))
     if options.write is not None and advice.fitting:
-        path = advice.write(options.write)
-        print(f"Script: {path}", file=sys.stderr)
+        print(f"Script: {advice.write(options.write)}", file=sys.stderr)
     return 0 if advice.fitting else 1
 
 
@@ -178,22 +146,17 @@ def _models(_: argparse.Namespace) -> int:
 def _gpus(_: argparse.Namespace) -> int:
     from labkit.hardware.catalogue import gpus
 
-    rows = [
-        (
-            gpu.key,
-            gpu.name,
-            format_bytes(gpu.usable_bytes),
-            ".".join(map(str, gpu.compute_capability or ("–",))),
-            "yes" if gpu.bf16_native else "no",
-        )
-        for gpu in gpus()
-    ]
+    rows = []
+    for gpu in gpus():
+        generation = ".".join(map(str, gpu.compute_capability or ("–",)))
+        bf16 = "yes" if gpu.bf16_native else "no"
+        rows.append((gpu.key, gpu.name, format_bytes(gpu.usable_bytes), generation, bf16))
     print_table(("--gpu", "GPU", "Memory", "Compute capability", "bf16"), rows)
     return 0
 
 
-def _print(found: Any, *, as_json: bool) -> None:
-    print(json.dumps(found.to_dict(), ensure_ascii=False) if as_json else found)
+def _as_text(found: Any, options: argparse.Namespace) -> str:
+    return json.dumps(found.to_dict(), ensure_ascii=False) if options.json else str(found)
 
 
 @contextlib.contextmanager
@@ -205,8 +168,5 @@ def _one_sentence(model: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(" ".join(str(error).split())) from error
     except (Exception, SystemExit) as error:  # the user's config or file may raise anything
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"{model} cannot be simulated: {type(error).__name__}"
-            + (f": {reason}" if reason else "")
-        ) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InputError(f"{model} cannot be simulated: {reason}") from error

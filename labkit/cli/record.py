@@ -1,11 +1,11 @@
 """``labkit record``: store what this machine's GPU gives, in ``results/<gpu>/``.
 
 Without a choice it records all three parts: every lesson at GPU size, the accuracy matrix, the
-benchmarks. What this GPU has recorded with the same versions is skipped, so that the same command
-continues an interrupted recording. ``--check`` validates recordings, as CI does.
+benchmarks. What is recorded already is skipped, so that the same command continues an interrupted
+recording. ``--check`` validates recordings, as CI does.
 
 Exit codes: 0 all that was asked for is recorded, or valid; 1 something failed, or is not valid; 2
-bad input, no GPU, or another process is recording; 130 Ctrl-C. What this GPU cannot do (pretend to
+bad input or no GPU; 130 Ctrl-C. What this GPU cannot do (pretend to
 be a larger one) is a failure only if it was asked for by name.
 
 Limits: needs CUDA or ROCm, but for ``--check``. One GPU, the current one.
@@ -55,32 +55,29 @@ def _record(options: argparse.Namespace) -> int:
             f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
             f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
         )
-    everything = options.lessons is None and options.headlines is None and not options.accuracy
-    chosen = (
-        lessons.find(options.lessons or ()) if everything or options.lessons is not None else []
-    )
-    accuracy = everything or options.accuracy
-    if accuracy:
-        recorder.accuracy_script()
+    if options.lessons is None and options.headlines is None and not options.accuracy:
+        options.lessons, options.headlines, options.accuracy = [], [], True
+    chosen = [] if options.lessons is None else lessons.find(options.lessons)
     names = [one_of(name, benchmarks.BENCHMARKS, "headline") for name in options.headlines or ()]
-    if everything or options.headlines == []:
+    if options.headlines == []:
         names = list(benchmarks.BENCHMARKS)
+    if options.accuracy:
+        recorder.accuracy_script()
     timeout_seconds = positive_int(options.timeout, "--timeout")
     key = this_machine.gpu_key(here.name, here.capacity_bytes)
     target, work = Path(options.out) / key, RECORD_FOLDER / key
     for folder in (target, work):
         runner.prepare_folder(folder)
-    with recorder.locked(work):
-        ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)
-        code = 0
-        if chosen:
-            course = ours.lessons(chosen, tables.announce)
-            if course.outcomes:
-                code = tables.finish(course, continues="the same command")
-            if course.interrupted:
-                return code
-        parts = [ours.accuracy()] if accuracy else []
-        parts += [_benchmark(ours, name) for name in dict.fromkeys(names)]
+    ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)
+    code = 0
+    if chosen:
+        course = ours.lessons(chosen, tables.announce)
+        if course.outcomes:
+            code = tables.finish(course)
+        if course.interrupted:
+            return code
+    parts = [ours.accuracy()] if options.accuracy else []
+    parts += [_benchmark(ours, name) for name in dict.fromkeys(names)]
     if parts:
         rows = [(part.name, part.status, f"{part.seconds:.1f}") for part in parts]
         tables.print_table(("Part", "Status", "Seconds"), rows)
@@ -93,12 +90,13 @@ def _record(options: argparse.Namespace) -> int:
 def _benchmark(recorder: Any, name: str) -> Any:
     """Record one benchmark and print what it gave."""
     from labkit.recording import benchmarks
+    from labkit.recording.recorder import RECORDED, SKIPPED
 
     benchmark = benchmarks.BENCHMARKS[name]
     print(f"{name}: {benchmark.shows}")
     part = recorder.benchmark(benchmark)
     path = recorder.target / benchmark.file
-    if part.done:
+    if part.status in (RECORDED, SKIPPED):
         tables.print_table(COLUMNS, [_row(entry) for entry in benchmarks.load(path).entries])
     return part
 
@@ -127,8 +125,6 @@ def _check(folders: Sequence[Path], out: Path) -> int:
     """Print what is wrong in each folder."""
     from labkit.recording.review import problems
 
-    if not folders and not out.is_dir():
-        raise InputError(f"there is no folder {out}; `labkit record` makes it")
     code = 0
     folders = folders or sorted(path for path in out.iterdir() if path.is_dir())
     for folder in folders:

@@ -4,13 +4,10 @@
 - ``SystemExit(0)``, which ends the execution and leaves later cells pending;
 - a cell that was stopped: papermill calls it completed although no reply came.
 
-Beyond those we ask for exactly one result, valid, possible and of this lesson, for no deprecation
-warning about a cell's own code, and for alternative texts of pictures and headings of tables.
-
-Limits: widget outputs that a lesson cleared are gone.
+Beyond those we ask for exactly one result, valid, possible and of this lesson, and for alternative
+texts of pictures and headings of tables.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,23 +16,18 @@ from labkit.support.html_access import NO_ALT, problems
 from labkit.values import InputError, shown
 
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
-#: As Python writes it, with the name that IPython gives the file of a cell.
-_WARNING = re.compile(r"ipykernel_.*?:\d+: (\w*(?:Deprecation|Future)Warning): (.*)")
 
 
 def check_notebook(notebook: Any, *, lesson: str | None = None) -> list[str]:
-    """Return what is wrong with an executed notebook, one sentence each.
+    """Return what is wrong with a notebook that papermill executed, one sentence each.
 
-    Args:
-        notebook: an nbformat 4 notebook, executed by papermill.
-        lesson: two digits; the result must then be of this lesson. None or "": any.
+    With ``lesson``, two digits, the result must be of this lesson.
     """
     try:
         found = [
             *_errors(notebook),
             *_unfinished_cells(notebook),
             *_result_problems(notebook, lesson),
-            *_deprecations(notebook),
             *_inaccessible(notebook),
         ]
     except (AttributeError, KeyError, TypeError) as error:  # no schema covers their metadata
@@ -44,11 +36,7 @@ def check_notebook(notebook: Any, *, lesson: str | None = None) -> list[str]:
 
 
 def result_of(notebook: Any) -> Result:
-    """Return the one result that an executed notebook emitted.
-
-    Raises:
-        InputError: there is none, more than one, or it is not valid.
-    """
+    """Return the one valid result that an executed notebook emitted, or raise `InputError`."""
     records = [
         output["data"][RESULT_MIME]
         for _, cell in _code_cells(notebook)
@@ -128,20 +116,14 @@ def _result_problems(notebook: Any, lesson: str | None) -> list[str]:
     return problems
 
 
-def _deprecations(notebook: Any) -> Iterator[str]:
-    for _, output in _outputs(notebook):
-        if output["output_type"] == "stream" and output["name"] == "stderr":
-            for kind, text in _WARNING.findall(_text(output["text"])):
-                yield f"a cell caused a {kind}: {_short(text)}"
-
-
 def _inaccessible(notebook: Any) -> Iterator[str]:
     """Yield what readers who cannot see miss in cells and widgets."""
     for where, output in _outputs(notebook):
         data = output.get("data", {})
         found = problems(_text(data.get("text/html", "")))
         if "text/html" not in data:
-            found += [NO_ALT for kind in data if _lacks_alt(kind, output.get("metadata", {}))]
+            about = output.get("metadata", {})
+            found += [NO_ALT for kind in data if "image/" in kind and not _described(about, kind)]
         yield from (f"{where} shows {each}" for each in found)
     for model in widget_models(notebook).values():
         value = model["state"].get("value")
@@ -149,11 +131,10 @@ def _inaccessible(notebook: Any) -> Iterator[str]:
             yield from (f"a widget shows {each}" for each in problems(value))
 
 
-def _lacks_alt(kind: str, metadata: Any) -> bool:
-    """Whether an output of this MIME type is a picture without an alternative text."""
+def _described(metadata: Any, kind: str) -> bool:
+    """Return whether there is an alternative text for the picture of this MIME type."""
     own = metadata.get(kind)
-    described = metadata.get("alt") or (isinstance(own, Mapping) and own.get("alt"))
-    return kind.startswith("image/") and not described
+    return bool(metadata.get("alt") or (isinstance(own, Mapping) and own.get("alt")))
 
 
 def _text(text: str | list[str]) -> str:

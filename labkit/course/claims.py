@@ -1,10 +1,7 @@
 """What the articles claim, the rule each claim is judged by, and how values are written.
 
-The claims and their rules are in ``claims.toml``, fixed before anything was measured. This
-module reads and checks that file; ``labkit.course.verdicts`` judges by it.
-
-Limits: a rule is one interval per claim, so an article's sentence that names several figures is
-several entries.
+The claims and their rules are in ``claims.toml``, fixed before anything was measured;
+``labkit.course.verdicts`` judges by them.
 """
 
 import functools
@@ -103,11 +100,7 @@ def all_claims() -> Mapping[str, Claim]:
 
 
 def find(id: str) -> Claim:
-    """Return the claim called ``id``.
-
-    Raises:
-        InputError: there is none; the message names the nearest.
-    """
+    """Return the claim called ``id``; an `InputError` names the nearest if there is none."""
     return all_claims()[one_of(id, all_claims(), "claim")]
 
 

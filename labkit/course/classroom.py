@@ -3,14 +3,14 @@
 No verdict is taken from a file: every value is judged again by the rule of its claim.
 
 Limits: where a value was measured is believed. Of several results of one lesson the newest counts.
-There is one column per participant where they differ, so a class of a hundred scrolls sideways.
+There is one column per participant, so a class of a hundred scrolls sideways.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,29 +19,23 @@ from labkit.course.check import result_of
 from labkit.course.claims import Claim, Verdict, all_claims, format_value, of_lesson
 from labkit.course.lesson_cards import VERDICTS
 from labkit.course.lessons import read_notebook
-from labkit.course.results import Result, impossible
+from labkit.course.results import Result, impossible, versions_text
 from labkit.course.verdicts import Judgement
 from labkit.runs import Run
 from labkit.show.tables import setting_text
+from labkit.support import html_pages
 from labkit.support.files import read_file
-from labkit.support.html_pages import render
 from labkit.support.html_table import MISSING
 from labkit.values import InputError, format_bytes
 
 TITLE = "GPU Memory Lab: the class"
-VERSIONS = ("python", "torch", "cuda", "driver", "transformers", "peft", "bitsandbytes")
 #: `labkit run` writes such files beside its notebooks; they hold no result.
 _NOT_READ = (".html", ".log")
 
 
 @dataclass(frozen=True)
 class Classroom:
-    """What was sent.
-
-    Attributes:
-        participants: each participant's newest result of each lesson.
-        left_out: a sentence for each file that was not taken.
-    """
+    """Each participant's newest result of each lesson, and a sentence for each file left out."""
 
     participants: Mapping[str, Mapping[str, Result]]
     left_out: tuple[str, ...]
@@ -60,13 +54,11 @@ class Classroom:
         )
 
 
-def gather(folder: Path, *, anonymous: bool = False) -> Classroom:
+def gather(folder: Path) -> Classroom:
     """Read what the participants sent.
 
-    Args:
-        folder: holds for each participant a file (a result as JSON, or an executed notebook) or a
-            folder of such files, named after the participant.
-        anonymous: number the participants, in an order that does not depend on their names.
+    ``folder`` holds for each participant a file (a result as JSON, or an executed notebook) or a
+    folder of such files, named after the participant.
 
     Raises:
         InputError: there is no such folder, or no file in it that could hold a result.
@@ -85,6 +77,8 @@ def gather(folder: Path, *, anonymous: bool = False) -> Classroom:
         except InputError as error:
             left_out.append(f"{path.relative_to(folder)}: {error}")
             continue
+        if result is None:
+            continue
         if result.lesson not in newest or result.date > newest[result.lesson].date:
             newest[result.lesson] = result
     if not participants:
@@ -92,14 +86,11 @@ def gather(folder: Path, *, anonymous: bool = False) -> Classroom:
             f"{folder} holds nothing to compare: it needs a .json or .ipynb file, or a folder of "
             "them, for each participant"
         )
-    if anonymous:
-        left_out = ["(not shown)" for _ in left_out]
-        by_content = sorted(participants.values(), key=repr)
-        participants = {f"Participant {n}": results for n, results in enumerate(by_content, 1)}
     return Classroom(participants, tuple(left_out))
 
 
-def _read(path: Path) -> Result:
+def _read(path: Path) -> Result | None:
+    """Return the result in ``path``; None for the outcome of a lesson whose notebook has it."""
     if path.is_symlink() or not path.is_file():
         raise InputError("it is not a regular file")
     if path.suffix == ".ipynb":
@@ -108,27 +99,21 @@ def _read(path: Path) -> Result:
         result = read_file(path, _from_json, "a result")
     else:
         raise InputError("it ends in neither .json nor .ipynb")
-    for run in result.runs:
+    for run in result.runs if result else ():
         for problem in impossible(run):
             raise InputError(f"its run {run.name!r} cannot be: {problem}")
     return result
 
 
-def _from_json(record: Any) -> Result:
-    if isinstance(record, Mapping) and "fingerprint" in record:
-        raise InputError(f"`labkit run` says that its lesson {record.get('status')}")
+def _from_json(record: Any) -> Result | None:
+    if isinstance(record, Mapping) and "status" in record:
+        if record["status"] == "passed":
+            return None
+        raise InputError(f"`labkit run` says that its lesson {record['status']}")
     return Result.from_dict(record)
 
 
 # --- the page -------------------------------------------------------------------------------------
-
-
-class Table(NamedTuple):
-    """A table of the page, whose cells are text or HTML; the first of each row is its heading."""
-
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def page(classroom: Classroom) -> str:
@@ -137,9 +122,12 @@ def page(classroom: Classroom) -> str:
     for lesson, title in classroom.lessons.items():
         everybody = classroom.participants.items()
         sent = {name: results[lesson] for name, results in everybody if lesson in results}
-        claims[f"{lesson} {title}"] = _claims(lesson, sent)
-        peaks[f"{lesson} {title}"] = _peaks(sent)
-    text = render(
+        name = f"{lesson} {title}"
+        columns, rows = ("Claim", "Together", *sent), _claim_rows(lesson, sent)
+        claims[name] = _table(f"{name}: verdict and value of each participant", columns, rows)
+        columns, rows = ("Run", "Apart", *sent), _peak_rows(sent)
+        peaks[name] = _table(f"{name}: peak memory of equal runs", columns, rows)
+    text = html_pages.render(
         "course/classroom.html.j2",
         title=TITLE,
         classroom=classroom,
@@ -147,6 +135,12 @@ def page(classroom: Classroom) -> str:
         sections={"Claims on trial": claims, "Peaks side by side": peaks},
     )
     return text.encode("utf-8", "replace").decode()  # a file's name may hold lone surrogates
+
+
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    if not rows:
+        return Markup()
+    return html_pages.table(caption, columns, rows, caption=caption)
 
 
 def _symbol(verdict: Verdict) -> Markup:
@@ -162,42 +156,27 @@ def _lines(lines: Sequence[str], note: str = "") -> Markup:
     return Markup("<br>").join(lines) + Markup('<div class="note">{}</div>').format(note)
 
 
-def _machines(classroom: Classroom) -> Table:
+def _machines(classroom: Classroom) -> Markup:
     rows = []
     for name, results in classroom.participants.items():
         lessons_of: dict[tuple[str, ...], list[str]] = {}
         for lesson, result in sorted(results.items()):
             lessons_of.setdefault(_machine(result.machine), []).append(lesson)
         for machine, lessons in lessons_of.items():
-            rows.append([name, ", ".join(lessons), *machine])
+            rows.append((name, ", ".join(lessons), *machine))
     columns = ("Participant", "Lessons", "Machine", "Kind", "GPU memory", "CPU memory", "Cores")
-    return Table("Machines and versions, as the results name them.", (*columns, *VERSIONS), rows)
+    return _table("Machines, as the results name them.", (*columns, "Versions"), rows)
 
 
 def _machine(machine: Mapping[str, Any]) -> tuple[str, ...]:
     sizes = [machine.get("capacity_bytes"), machine.get("host_memory_bytes")]
-    sizes = [format_bytes(size) if isinstance(size, int) else MISSING for size in sizes]
-    found = machine.get("versions", {})
-    versions = [found.get(name) or MISSING for name in VERSIONS]
+    sizes = [format_bytes(size) if size else MISSING for size in sizes]
     cores = str(machine.get("cores") or MISSING)
-    return machine["name"], machine["kind"], *sizes, cores, *versions
+    return machine["name"], machine["kind"], *sizes, cores, versions_text(machine, None)
 
 
-def _side_by_side(
-    caption: str, columns: Sequence[str], names: Sequence[str], rows: Sequence[Sequence[str]]
-) -> Table:
-    """Return a table with a column per participant, or one for all if their cells are equal.
-
-    Each row has a cell for each of ``columns``, then one for each of ``names``.
-    """
-    first = len(columns)
-    if len(names) > 1 and all(len(set(row[first:])) == 1 for row in rows):
-        names, rows = [f"All {len(names)}"], [row[: first + 1] for row in rows]
-    return Table(caption, [*columns, *names], rows)
-
-
-def _claims(lesson: str, sent: Mapping[str, Result]) -> Table:
-    """Return a table of the lesson's claims that someone's result has judged."""
+def _claim_rows(lesson: str, sent: Mapping[str, Result]) -> list[list[str]]:
+    """Return a row for each claim of the lesson that someone's result has judged."""
     judged = [
         {
             entry["id"]: verdicts.judge(entry["id"], entry.get("measured"), entry.get("mode"))
@@ -214,8 +193,7 @@ def _claims(lesson: str, sent: Mapping[str, Result]) -> Table:
             tally = [_symbol(v) + f" {counts[v]} {v}" for v in Verdict if counts[v]]
             says = _lines([claim.says], f"{claim.claimed}. {claim.rule}")
             rows.append([says, _lines(tally), *(_verdict(claim, each) for each in found)])
-    caption = "Verdict and value of each participant."
-    return _side_by_side(caption, ("Claim", "Together"), list(sent), rows)
+    return rows
 
 
 def _verdict(claim: Claim, judgement: Judgement | None) -> str:
@@ -232,29 +210,23 @@ def _verdict(claim: Claim, judgement: Judgement | None) -> str:
     return _lines(lines, judgement.mode or "")
 
 
-class RunKey(NamedTuple):
-    """Equal for runs that are compared: those of one name with equal settings."""
-
-    name: str
-    parameters: str
-    lesson: str
-
-
-def _peaks(sent: Mapping[str, Result]) -> Table:
-    """Return a table of the runs that two participants or more sent."""
-    runs = {name: {_key(run, result): run for run in result.runs} for name, result in sent.items()}
-    counts = Counter(key for found in runs.values() for key in found)
+def _peak_rows(sent: Mapping[str, Result]) -> list[list[str]]:
+    """Return a row for each run that two participants or more sent with equal settings."""
+    runs = [{_settings(run, result): run for run in result.runs} for result in sent.values()]
+    counts = Counter(settings for found in runs for settings in found)
     rows = []
-    for key in [key for key, count in counts.items() if count > 1]:
-        found = [each.get(key) for each in runs.values()]
-        name = _lines([key.name, key.parameters], key.lesson and f"in a lesson with {key.lesson}")
-        rows.append([name, _spread(found), *(_peak(run) for run in found)])
-    return _side_by_side("Peak memory of equal runs.", ("Run", "Apart"), list(runs), rows)
+    for settings in [settings for settings, count in counts.items() if count > 1]:
+        found = [each.get(settings) for each in runs]
+        name, of_run, of_lesson = settings
+        first = _lines([name, of_run], of_lesson and f"in a lesson with {of_lesson}")
+        rows.append([first, _spread(found), *(_peak(run) for run in found)])
+    return rows
 
 
-def _key(run: Run, result: Result) -> RunKey:
-    of_run = setting_text(dict(run.parameters), run.parameters)
-    return RunKey(run.name, of_run, setting_text(dict(result.parameters), result.parameters))
+def _settings(run: Run, result: Result) -> tuple[str, str, str]:
+    """Return what is equal for runs that are compared: name, settings of the run and the lesson."""
+    of_run, of_lesson = dict(run.parameters), result.parameters
+    return run.name, setting_text(of_run, of_run), setting_text(of_lesson, of_lesson)
 
 
 def _spread(runs: Sequence[Run | None]) -> str:

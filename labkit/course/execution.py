@@ -39,7 +39,6 @@ class Job:
     title: str
     cells: int
     parameters: Mapping[str, Any]
-    fingerprint: str
     folder: Path
     timeout_seconds: float
 
@@ -55,16 +54,11 @@ class Ended(NamedTuple):
 def execute(
     job: Job, partial: Path, environment: Mapping[str, str], stop: threading.Event
 ) -> Ended | None:
-    """Execute a lesson into ``partial``, and end all that it started.
-
-    Returns:
-        How it ended; None if ``stop`` was set before.
-    """
+    """Execute a lesson into ``partial``, and end all that it started; None if ``stop`` was set."""
     from tqdm import tqdm
 
     log_path = job.folder / f"{job.lesson.name}.log"
-    only_on_a_terminal = None
-    bar = tqdm(total=job.cells, desc=job.lesson.name, unit="cell", disable=only_on_a_terminal)
+    bar = tqdm(total=job.cells, desc=job.lesson.name, unit="cell", disable=None)  # if a terminal
     partial.unlink(missing_ok=True)
     deadline = time.monotonic() + job.timeout_seconds + GRACE_SECONDS
     known: set[psutil.Process] = set()
@@ -134,9 +128,8 @@ def _started(
 def kernel_environment(folder: Path, jobs: int = 1) -> Iterator[dict[str, str]]:
     """Yield variables that make ``python3`` mean this Python, this labkit, no user's settings.
 
-    Args:
-        folder: of the run, for a lesson that reads what the others found.
-        jobs: how many lessons run at a time, among which the cores are divided.
+    ``folder`` is the run's, for a lesson that reads what the others found; the cores are divided
+    among ``jobs``.
     """
     from ipykernel.kernelspec import get_kernel_dict
 

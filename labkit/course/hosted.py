@@ -51,11 +51,7 @@ def refused_torchao() -> str:
 
 
 def prepare(machine: Machine) -> str:
-    """Remove a torchao that peft refuses from a machine that is lent; no lesson uses torchao.
-
-    Returns:
-        What was done, or why it failed, in a sentence; "" if there was nothing to do.
-    """
+    """Remove a torchao that peft refuses from a machine that is lent, and say so; "" if not."""
     if host(machine) is None or not (reason := refused_torchao()):
         return ""
     command = [sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", "torchao"]

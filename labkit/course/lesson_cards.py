@@ -1,9 +1,9 @@
 """Cards of a lesson: this machine, and the verdict on a claim."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from labkit.course.claims import Verdict, format_found
-from labkit.course.results import JudgementRecord, Result
+from labkit.course.results import JudgementRecord, Result, versions_text
 from labkit.course.verdicts import Judgement
 from labkit.hardware.this_machine import Machine
 from labkit.show.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
@@ -48,7 +48,7 @@ def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
         ("Memory", ", ".join(memory) or "not known"),
         ("CPU cores", str(machine.cores)),
         ("bfloat16", "native" if machine.bf16_native else "not native, so slow here"),
-        ("Versions", _versions(machine.versions)),
+        ("Versions", versions_text({"versions": machine.versions}, None)),
     ]
     if for_a_gpu:
         rows.append(("For a GPU", for_a_gpu))
@@ -58,15 +58,7 @@ def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
 
 def recorded_line(result: Result, entry: JudgementRecord, unit: str) -> str:
     """Return a GPU's verdict with its value, versions and date."""
-    versions = _versions(result.machine.get("versions", {}), only=("torch", "cuda", "driver"))
+    versions = versions_text(result.machine, ("torch", "cuda", "driver"))
     found, verdict = format_found(entry.get("measured"), unit), entry["verdict"]
     notes = "; ".join(filter(None, [versions, result.date[:10]]))
     return f"{result.where}: {VERDICTS[verdict].symbol} {verdict}, {found} ({notes})"
-
-
-def _versions(versions: Mapping[str, str | None], only: Sequence[str] = ()) -> str:
-    return ", ".join(
-        f"{name} {version}"
-        for name, version in versions.items()
-        if version and (not only or name in only)
-    )

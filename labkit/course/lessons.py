@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 from labkit.support.files import PACKAGE
 from labkit.values import MIB, PRECISIONS, InputError, format_bytes, one_of, positive_int, shown
 
-#: Characters that a parameter's value may have.
-MOST_TEXT = 1000
-#: Of a notebook's file, with all pictures in it.
-MOST_BYTES = 100 * MIB
+MOST_TEXT = 1000  # characters of a parameter's value
+MOST_BYTES = 100 * MIB  # of a notebook's file, with all pictures in it
 _NUMBERS = {"int": int, "float": float}
 
 
@@ -35,11 +33,6 @@ class Lesson:
     name: str
     path: Path
 
-    @property
-    def topic(self) -> str:
-        """``gradient_checkpointing`` for ``06_gradient_checkpointing``."""
-        return self.name[3:] if self.number else self.name
-
 
 class Parameter(NamedTuple):
     """One line of a parameters cell; ``choices`` is empty where any value of its kind will do."""
@@ -47,9 +40,6 @@ class Parameter(NamedTuple):
     kind: str
     default: Any
     choices: tuple[str, ...]
-
-
-# --- finding -----------------------------------------------------------------------------------
 
 
 def default_folder() -> Path:
@@ -94,17 +84,13 @@ def _find_one(name: str, course: Sequence[Lesson]) -> Lesson:
         return lesson_at(path)
     known = {lesson.name: lesson for lesson in course}
     for lesson in course:
-        if name.lower().replace("-", "_") == lesson.topic or name.zfill(2) == lesson.number:
+        if name.lower().replace("-", "_") == lesson.name[3:] or name.zfill(2) == lesson.number:
             return lesson
     return known[one_of(name.replace("-", "_"), known, "lesson")]
 
 
 def read_notebook(path: Path) -> Any:
-    """Read the notebook at ``path`` in nbformat 4.
-
-    Raises:
-        InputError: it cannot be read or is not a notebook.
-    """
+    """Read the notebook at ``path`` in nbformat 4, or raise `InputError`."""
     import nbformat
 
     try:
@@ -127,9 +113,6 @@ def title_of(notebook: Any, lesson: Lesson) -> str:
         if cell.cell_type == "markdown" and (match := re.search(r"^# +(.+)$", cell.source, re.M)):
             return re.sub(r"[*`]", "", match[1]).strip()
     return lesson.name
-
-
-# --- parameters --------------------------------------------------------------------------------
 
 
 def declared_parameters(notebook: Any) -> dict[str, Parameter]:
@@ -158,11 +141,7 @@ def declared_parameters(notebook: Any) -> dict[str, Parameter]:
 def check_parameters(
     pairs: Iterable[tuple[str, str]], declared: Mapping[str, Parameter], lesson: str
 ) -> dict[str, Any]:
-    """Return the values of ``-p NAME VALUE`` pairs, each of the kind that the lesson declares.
-
-    Raises:
-        InputError: the lesson has no such parameter, or the value will not do.
-    """
+    """Return the values of ``-p NAME VALUE`` pairs, each of the kind that the lesson declares."""
     values = {}
     for name, text in pairs:
         if not declared:
@@ -184,19 +163,18 @@ def check_value(name: str, text: str, parameter: Parameter) -> Any:
         return _text(name, text, parameter.choices)
     if parameter.kind == "bool":
         return one_of(text, ("true", "false"), f"value of {name}") == "true"
-    problem = f"{name} must be a value such as {parameter.default!r}, not {shown(text)}"
     if parameter.kind not in _NUMBERS:
         raise InputError(f"{name} is of type {parameter.kind}, which -p cannot set")
     try:
         value = _NUMBERS[parameter.kind](text)
-    except ValueError as error:
-        raise InputError(problem) from error
-    if parameter.kind == "int":
-        may_be_zero = name == "seed" or parameter.default == 0
-        return 0 if value == 0 and may_be_zero else positive_int(value, name)
+    except ValueError:
+        value = math.nan
     if not math.isfinite(value):
-        raise InputError(problem)
-    return value
+        example = parameter.default
+        raise InputError(f"{name} must be a value such as {example!r}, not {shown(text)}")
+    if value == 0 and (name == "seed" or parameter.default == 0):
+        return value
+    return positive_int(value, name) if parameter.kind == "int" else value
 
 
 def _text(name: str, text: str, choices: Sequence[str]) -> str:

@@ -1,29 +1,21 @@
 """How a lesson went, on disk: ``NAME.json`` beside the executed notebook.
 
-An outcome is written atomically when its lesson ends; resuming and reporting read it. Its
-fingerprint says what it depended on. Limits: the fingerprint covers the lesson's cells, labkit and
-the recorded results, not what a lesson reads besides; so lesson 23, which reads what the others
-found, is not executed again because they were.
+An outcome is written atomically when its lesson ends; the report and the cheat sheet read it.
 """
 
-import hashlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from labkit.course.check import result_of
 from labkit.course.lessons import read_notebook
-from labkit.course.results import Result, Seconds, result_folders
-from labkit.support.files import PACKAGE, read_file, write_atomic
+from labkit.course.results import Result, Seconds
+from labkit.support.files import read_file, write_atomic
 from labkit.values import InputError, format_bytes, read_record
-
-if TYPE_CHECKING:
-    from labkit.hardware.this_machine import Machine
 
 #: The environment variable that names the folder of the run that a kernel belongs to.
 RUN_VARIABLE = "LABKIT_RUN_FOLDER"
@@ -34,16 +26,9 @@ Status = Literal["passed", "failed", "interrupted", "not started"]
 class Outcome:
     """How one lesson went.
 
-    Attributes:
-        number, name, title: of the lesson; the number is "" for a notebook without one.
-        problems: what is wrong, one sentence each; empty if it passed.
-        seconds: from the start of its process to the end of the check.
-        fingerprint: of source, parameters and environment.
-        notebook: file name in the output folder; "" if there is none.
-        date: when it ended, ISO 8601, UTC.
-        reused: it was not executed now, an earlier run's outcome still holds.
-        host_peak_bytes: most CPU memory that its kernel and the kernel's descendants used
-            together, as sampled, so a lower bound; None if it was not sampled.
+    ``number`` is "" for a notebook without one, ``notebook`` a file in the output folder or "".
+    ``host_peak_bytes`` is the most CPU memory that its kernel and the kernel's descendants used
+    together, as sampled, so a lower bound; None if it was not sampled.
     """
 
     number: str
@@ -52,10 +37,8 @@ class Outcome:
     status: Status
     problems: tuple[str, ...] = ()
     seconds: Seconds = 0.0
-    fingerprint: str = ""
     notebook: str = ""
     date: str = ""
-    reused: bool = False
     host_peak_bytes: Annotated[int, Meta(ge=0, lt=1 << 60)] | None = None
 
     @property
@@ -85,38 +68,8 @@ def store(outcome: Outcome, partial: Path, folder: Path) -> Outcome:
     return outcome
 
 
-def environment_hash(machine: "Machine") -> str:
-    """Return a digest of what a notebook's outputs depend on besides the notebook.
-
-    That is: labkit's sources, the recorded results that lessons show, the machine with the versions
-    of Python and the main packages, and the variables that choose its GPUs and their allocator.
-    """
-    digest = hashlib.sha256()
-    files = [path for end in ("py", "toml", "j2") for path in PACKAGE.rglob(f"*.{end}")]
-    named = [(path.relative_to(PACKAGE).as_posix(), path) for path in files]
-    named += [(str(path), path) for each in result_folders() for path in each.rglob("*.json")]
-    for name, path in sorted(named):
-        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    variables = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    here = [machine.kind, machine.name, machine.capacity_bytes, dict(machine.versions)]
-    rest = [here, [os.environ.get(name) for name in variables]]
-    digest.update(json.dumps(rest, sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def fingerprint(notebook: Any, parameters: Mapping[str, Any], environment: str) -> str:
-    """Return a digest of what decides a lesson's outcome: cells, parameters, environment."""
-    cells = [[c.cell_type, c.source, c.metadata.get("tags", [])] for c in notebook.cells]
-    text = json.dumps([cells, dict(parameters), environment], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def read_outcome(path: Path) -> Outcome:
-    """Read the outcome stored at ``path``.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    """Read the outcome stored at ``path``, as `read_file` does."""
     return read_file(path, lambda record: read_record(Outcome, record, "it"), "an outcome")
 
 

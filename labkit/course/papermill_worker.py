@@ -4,8 +4,7 @@ Reads a job (JSON, from ``execution``) and writes one JSON object a line: ``{"ce
 begins, at last ``{"failure": null}`` or a sentence. The caller may kill it, and its kernel,
 at any time; the notebook on disk then holds the cells so far.
 
-Limits: the time limit is for the whole notebook, kernel start included. It stops the kernel
-between messages, so a lesson may run about a second longer.
+The time limit is for the whole notebook, kernel start included.
 """
 
 import json

@@ -1,13 +1,8 @@
 """One HTML file about a run of the course: lessons, verdicts, timings, every notebook rendered.
 
-The file is complete in itself: no script, no style sheet, image or font from elsewhere, so it
-reads the same offline and in ten years. Values are escaped; what a notebook displayed as HTML is
-included without scripts, frames, event handlers and anything that would be fetched.
-
-Formulas become MathML, which browsers draw by themselves.
-
-Limits: a formula that the converter does not understand stays text; widgets appear as the last
-thing they showed.
+The file is complete in itself: nothing in it is fetched or runs. Formulas become MathML, which
+browsers draw by themselves; one that the converter does not understand stays text. Widgets appear
+as the last thing they showed.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +14,7 @@ from markupsafe import Markup
 from labkit.course.check import widget_models
 from labkit.course.claims import format_found
 from labkit.course.lessons import read_notebook
-from labkit.course.outcomes import Outcome, read_outcomes, stored_result
+from labkit.course.outcomes import Outcome, stored_result
 from labkit.course.results import RESULT_MIME, Result
 from labkit.support import html_pages
 from labkit.support.files import write_atomic
@@ -33,22 +28,12 @@ _VIEW = "application/vnd.jupyter.widget-view+json"
 _SYMBOLS = {"passed": "✓", "failed": "✗", "interrupted": "◼", "not started": "·"}
 
 
-def report(folder: Path, outcomes: Sequence[Outcome] | None = None) -> Path:
-    """Write ``report.html`` about a run into its folder; returns its path.
-
-    Args:
-        folder: what ``runner.run`` wrote into.
-        outcomes: of that run; if None, all that the folder holds.
-
-    Raises:
-        InputError: the folder holds no outcomes, or a damaged one.
-        OSError: it cannot be written.
-    """
+def report(folder: Path, outcomes: Sequence[Outcome]) -> Path:
+    """Write ``report.html`` about ``outcomes`` of a run into its folder; return its path."""
     from pygments.formatters import HtmlFormatter
 
-    outcomes = read_outcomes(folder) if outcomes is None else outcomes
-    results = [stored_result(outcome, folder) for outcome in outcomes]
-    results = [result for result in results if result]
+    found = [stored_result(outcome, folder) for outcome in outcomes]
+    results = [result for result in found if result]
     names = {outcome.name for outcome in outcomes}
     page = html_pages.render(
         "course/report.html.j2",
@@ -125,13 +110,8 @@ def _body(outcome: Outcome, folder: Path, names: Collection[str]) -> Markup:
 def render(notebook: Any, *, below: int = 0, lessons: Collection[str] = ()) -> str:
     """Return an executed notebook as an HTML fragment that fetches and runs nothing.
 
-    Args:
-        notebook: of nbformat 4; it is changed.
-        below: the level of the page's heading above it.
-        lessons: names of the lessons on the page, which links between lessons lead to.
-
-    Raises:
-        InputError: it cannot be rendered.
+    The notebook is changed; ``below`` and ``lessons`` are those of `repair`. Raises `InputError`
+    if it cannot be rendered.
     """
     from nbconvert import HTMLExporter
 
@@ -150,12 +130,7 @@ def render(notebook: Any, *, below: int = 0, lessons: Collection[str] = ()) -> s
 
 
 def mathml(formula: str, display: str) -> str:
-    """Return a formula of TeX as MathML; "" if the converter does not understand it.
-
-    Args:
-        formula: without its dollar signs.
-        display: ``"inline"`` or ``"block"``.
-    """
+    """Return a formula of TeX as MathML, inline or as a block; "" if it is not understood."""
     from latex2mathml.converter import convert
 
     try:

@@ -3,9 +3,8 @@
 A notebook shows it as data of MIME type ``RESULT_MIME`` (``lab.result``). What real GPUs gave for a
 lesson is in ``results/<gpu>/<lesson>.json``.
 
-Limits: traces are not stored, only the numbers of a run. A number that is not finite is written as
-the text ``"nan"``, ``"inf"`` or ``"-inf"``, because JSON has no such numbers; only losses become
-numbers again.
+Limits: traces are not stored. A number that is not finite is written as the text ``"nan"``,
+``"inf"`` or ``"-inf"``, because JSON has no such numbers; only losses become numbers again.
 """
 
 import json
@@ -13,7 +12,7 @@ import math
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -70,15 +69,8 @@ class JudgementRecord(TypedDict):
 class Result:
     """One execution of one lesson.
 
-    Attributes:
-        lesson: two digits, ``"06"``.
-        title: the lesson's title.
-        machine: where it ran.
-        parameters: what the lesson ran with (numbers, texts, booleans or None).
-        runs: the runs shown in its figures, without traces.
-        judgements: one per claim.
-        seconds: from ``lab.start`` to ``lab.result``.
-        date: of its end.
+    ``lesson`` is two digits; ``parameters`` are what it ran with, ``runs`` those of its figures,
+    without traces; ``seconds`` pass from ``lab.start`` to ``lab.result``, at ``date``.
     """
 
     lesson: Annotated[str, Meta(pattern=r"^[0-9]{2}\Z")]
@@ -112,11 +104,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, record: Any) -> "Result":
-        """Read back what ``to_dict`` wrote.
-
-        Raises:
-            InputError: a field is missing, unknown, of the wrong kind or out of range.
-        """
+        """Read back what ``to_dict`` wrote; an `InputError` names a field that is wrong."""
         if isinstance(record, Mapping) and isinstance(record.get("runs"), list):
             record = {**record, "runs": [read_run(run) for run in record["runs"]]}
         return read_record(cls, record, "a result")
@@ -168,23 +156,18 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def read_run(record: Any) -> Run:
-    """Read the run of which ``plain(run.to_dict())`` was stored.
-
-    Raises:
-        InputError: as ``Run.from_dict``.
-    """
-    if isinstance(record, Mapping) and isinstance(record.get("losses"), list):
-        losses = [_NOT_FINITE.get(loss, loss) if isinstance(loss, str) else loss
-                  for loss in record["losses"]]  # fmt: skip
-        record = {**record, "losses": losses}
+    """Read the run of which ``plain(run.to_dict())`` was stored; raises as ``Run.from_dict``."""
+    losses = record.get("losses") if isinstance(record, Mapping) else None
+    if isinstance(losses, list):
+        numbers = [_NOT_FINITE[loss] if loss in ("nan", "inf", "-inf") else loss for loss in losses]
+        record = {**record, "losses": numbers}
     return Run.from_dict(record)
 
 
 def plain(value: Any) -> Any:
     """Return ``value`` as JSON holds it: texts for numbers that are not finite, lists for tuples.
 
-    Raises:
-        InputError: it holds something else than texts, numbers, yes or no, lists and mappings.
+    An `InputError` says what cannot be stored.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -200,33 +183,30 @@ def plain(value: Any) -> Any:
 
 
 def save(result: Result, path: Path | str) -> None:
-    """Write ``result`` to ``path`` as JSON, atomically.
-
-    Raises:
-        OSError: as ``write_atomic``.
-    """
+    """Write ``result`` to ``path`` as JSON, atomically."""
     write_atomic(Path(path), json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
 
 
 def load(path: Path | str) -> Result:
-    """Read the result stored at ``path``.
-
-    Raises:
-        InputError: there is no such file, it is too large, not JSON, or not a valid result.
-    """
+    """Read the result stored at ``path``, as `read_file` does."""
     return read_file(Path(path), Result.from_dict, "a result")
 
 
 def lesson_number(lesson: str | int) -> str:
-    """Return ``lesson`` as two digits.
-
-    Raises:
-        InputError: it is not a number from 0 to 99.
-    """
+    """Return ``lesson`` as two digits; an `InputError` says that it is no number from 0 to 99."""
     text = str(lesson)
     if not re.fullmatch(r"\d{1,2}", text, re.ASCII):
         raise InputError(f"a lesson's number is from 0 to 99, for example '06', not {lesson!r}")
     return text.zfill(2)
+
+
+def versions_text(
+    machine: Mapping[str, Any], packages: Sequence[str] | None = ("torch", "transformers")
+) -> str:
+    """Return the versions of these packages, or of all, in a result's machine as text."""
+    found = machine.get("versions", {})
+    chosen = found if packages is None else packages
+    return ", ".join(f"{name} {found[name]}" for name in chosen if found.get(name))
 
 
 # --- recorded on real GPUs ---------------------------------------------------------------------
@@ -238,11 +218,7 @@ def result_folders() -> list[Path]:
 
 
 def load_recorded(path: Path) -> Result:
-    """Read a recording, ``<gpu>/<lesson>.json``.
-
-    Raises:
-        InputError: as ``load``; or the result is of another lesson, or a run in it cannot be.
-    """
+    """Read ``<gpu>/<lesson>.json``; refuse it if of another lesson, or if a run cannot be."""
     found = load(path)
     if found.lesson != path.stem:
         raise InputError(f"{path} holds a result of lesson {found.lesson!r}")
@@ -255,23 +231,14 @@ def load_recorded(path: Path) -> Result:
 def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
     """Return what real GPUs gave for ``lesson``, one result per GPU, ordered by the GPU's name.
 
-    Args:
-        lesson: ``"06"`` or ``6``.
-        folder: holds ``<gpu>/<lesson>.json``; the course's own recordings if None.
-
-    Raises:
-        InputError: ``lesson`` is not a number.
+    ``folder`` holds ``<gpu>/<lesson>.json``; the course's own recordings if None.
     """
     found = read_folders(folder, f"{lesson_number(lesson)}.json", load_recorded)
     return list(found.values())
 
 
 def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
-    """Return what each GPU gave for all lessons, by the name of its folder, ordered by lesson.
-
-    Args:
-        folder: as for ``recorded``.
-    """
+    """Return what each GPU gave for all lessons, by the name of its folder, ordered by lesson."""
     by_gpu: dict[str, list[Result]] = defaultdict(list)
     for (gpu, _), result in read_folders(folder, "[0-9]*.json", load_recorded).items():
         by_gpu[gpu].append(result)
@@ -284,9 +251,6 @@ def read_folders(
     """Return what ``load`` reads from each ``<gpu>/<pattern>``, by GPU and file stem, sorted.
 
     A file that ``load`` refuses with `InputError` is named in a warning and left out.
-
-    Args:
-        folder: holds a folder per GPU; the course's own recordings if None.
     """
     found: dict[tuple[str, str], Read] = {}
     for base in [Path(folder)] if folder is not None else result_folders():

@@ -26,7 +26,7 @@ from labkit.course.lessons import (
     read_notebook,
     title_of,
 )
-from labkit.course.outcomes import Outcome, environment_hash, fingerprint, read_outcome, store
+from labkit.course.outcomes import Outcome, store
 from labkit.values import InputError
 
 
@@ -49,7 +49,6 @@ def run(
     folder: Path,
     parameters: Sequence[tuple[str, str]] = (),
     jobs: int = 1,
-    resume: bool = False,
     timeout_seconds: float = 600,
     on_done: Callable[[Outcome], None] | None = None,
 ) -> Course:
@@ -60,96 +59,54 @@ def run(
         folder: where outcomes and executed notebooks go; created if need be.
         parameters: ``(name, text)`` pairs, set in every lesson.
         jobs: how many lessons at a time.
-        resume: skip lessons that passed before with the same source, parameters, environment.
         timeout_seconds: limit per lesson.
-        on_done: called in the main thread with each outcome of this call, as soon as it is there.
+        on_done: called in the main thread with each outcome, as soon as it is there.
 
     Ctrl-C stops the kernels and returns what there is, with ``interrupted`` set.
-
-    Raises:
-        InputError: a notebook cannot be read, a parameter is unknown or unfit, or the folder
-            cannot be written.
     """
-    from labkit.hardware.this_machine import machine
-
     if importlib.util.find_spec("papermill") is None:
         raise InputError("to run lessons: pip install 'gpu-memory-lab[notebooks]'")
-    environment = environment_hash(machine())
-    queue = [_job(lesson, parameters, environment, folder, timeout_seconds) for lesson in lessons]
+    queue = [_job(lesson, parameters, folder, timeout_seconds) for lesson in lessons]
     prepare_folder(folder)
-    done: dict[str, Outcome] = {}
-    todo = []
-    for job in queue:
-        earlier = _still_valid(job) if resume else None
-        if earlier is None:
-            todo.append(job)
-        else:
-            done[job.lesson.name] = earlier
-            if on_done:
-                on_done(earlier)
-    interrupted = _run_all(todo, folder, jobs, done, on_done)
-    return Course(tuple(done[job.lesson.name] for job in queue), folder, interrupted)
-
-
-def _job(
-    lesson: Lesson,
-    pairs: Sequence[tuple[str, str]],
-    environment: str,
-    folder: Path,
-    timeout_seconds: float,
-) -> Job:
-    notebook = read_notebook(lesson.path)
-    name = lesson.number or lesson.name
-    parameters = check_parameters(pairs, declared_parameters(notebook), name)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    return Job(
-        lesson=lesson,
-        title=title_of(notebook, lesson),
-        cells=len(cells),
-        parameters=parameters,
-        fingerprint=fingerprint(notebook, parameters, environment),
-        folder=folder,
-        timeout_seconds=timeout_seconds,
-    )
-
-
-def _run_all(
-    todo: Sequence[Job],
-    folder: Path,
-    jobs: int,
-    done: dict[str, Outcome],
-    on_done: Callable[[Outcome], None] | None,
-) -> bool:
-    """Fill ``done``; return whether Ctrl-C ended it."""
     stop = threading.Event()
-    interrupted = False
     with kernel_environment(folder, jobs) as environment, ThreadPoolExecutor(jobs) as pool:
-        pending = {pool.submit(_run_one, job, environment, stop) for job in todo}
-        futures = list(pending)
+        futures = [pool.submit(_run_one, job, environment, stop) for job in queue]
+        pending = set(futures)
         while pending:
             try:
                 finished, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for future in finished:
                     outcome = future.result()
-                    done[outcome.name] = outcome
                     if on_done and outcome.status in ("passed", "failed"):
                         on_done(outcome)
             except KeyboardInterrupt:
-                interrupted = True
                 stop.set()
             except BaseException:
                 stop.set()
                 raise
-    for future in futures:  # Ctrl-C may have come between an outcome and its entry
-        done.setdefault(future.result().name, future.result())
-    return interrupted
+    outcomes = tuple(future.result() for future in futures)
+    return Course(outcomes, folder, interrupted=stop.is_set())
+
+
+def _job(
+    lesson: Lesson, pairs: Sequence[tuple[str, str]], folder: Path, timeout_seconds: float
+) -> Job:
+    notebook = read_notebook(lesson.path)
+    name = lesson.number or lesson.name
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    return Job(
+        lesson=lesson,
+        title=title_of(notebook, lesson),
+        cells=len(cells),
+        parameters=check_parameters(pairs, declared_parameters(notebook), name),
+        folder=folder,
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def _run_one(job: Job, environment: Mapping[str, str], stop: threading.Event) -> Outcome:
     """Execute, check, and store the outcome, whatever the lesson does."""
-    outcome = Outcome(
-        job.lesson.number, job.lesson.name, job.title, "not started", fingerprint=job.fingerprint
-    )
+    outcome = Outcome(job.lesson.number, job.lesson.name, job.title, "not started")
     if stop.is_set():
         return outcome
     started = time.monotonic()
@@ -174,26 +131,8 @@ def _run_one(job: Job, environment: Mapping[str, str], stop: threading.Event) ->
     return store(outcome, partial, job.folder)
 
 
-def _still_valid(job: Job) -> Outcome | None:
-    """Return the earlier outcome if it and its notebook are still valid for the fingerprint."""
-    try:
-        outcome = read_outcome(job.folder / f"{job.lesson.name}.json")
-        if not outcome.passed or outcome.fingerprint != job.fingerprint:
-            return None
-        notebook = read_notebook(job.folder / outcome.notebook)
-        if check_notebook(notebook, lesson=job.lesson.number):
-            return None
-    except InputError:
-        return None  # missing or damaged: the lesson is executed again
-    return replace(outcome, reused=True)
-
-
 def prepare_folder(folder: Path) -> None:
-    """Create ``folder`` and check that it can be written.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Create ``folder`` and check that it can be written; an `InputError` says that it cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -1,7 +1,4 @@
-"""The lesson that this kernel is running: ``lab.start`` begins it, ``lab.result`` ends it.
-
-Limits: one lesson at a time per process.
-"""
+"""The lesson that this kernel is running: ``lab.start`` begins it, ``lab.result`` ends it."""
 
 import os
 import sys
@@ -87,34 +84,28 @@ def expect(condition: Any, message: str) -> None:
 def start(lesson: str | int) -> this_machine.Machine:
     """Begin ``lesson`` (``"06"`` or ``6``): forget earlier judgements, show this machine's card.
 
-    On Colab and Kaggle the card says how to get a GPU if there is none, and what peft could not
-    work with is removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread fewer than there
-    are cores.
-
-    Returns:
-        This machine.
+    Returns this machine. On Colab and Kaggle the card says how to get a GPU if there is none, and
+    what peft could not work with is removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread
+    fewer than there are cores.
 
     Raises:
         InputError: the lesson is not a number.
     """
     current.lesson = lesson_number(lesson)
-    current.title = _title_from_file(current.lesson)
+    files = sorted(default_folder().glob(f"{current.lesson}_*.ipynb"))
+    name = files[0].stem[3:] if files else f"lesson_{current.lesson}"
+    current.title = name.replace("_", " ").capitalize()
     current.machine = this_machine.machine()
     current.started = time.monotonic()
     judgements.clear()
-    _leave_a_core_free(current.machine.cores)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Threads that wait for each other spin: where a browser takes the core of one, small steps
+        # become many times slower. `labkit run` sets OMP_WAIT_POLICY, which must be set earlier.
+        torch.set_num_threads(max(1, current.machine.cores - 1))
     lesson_cards.machine_card(current.machine, for_a_gpu=hosted.for_a_gpu(current.machine))
     if done := hosted.prepare(current.machine):
         cards.message_card(done, title="torchao")
     return current.machine
-
-
-def _leave_a_core_free(cores: int) -> None:
-    """PyTorch's threads spin while they wait for each other. Where a browser or any other process
-    takes the core that one of them needs, small steps become many times slower; `labkit run` sets
-    OMP_WAIT_POLICY instead, which is read only when PyTorch is imported."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores - 1))
 
 
 def folder() -> Path:
@@ -145,18 +136,12 @@ def recorded(lesson: str | int | None = None) -> None:
             title="Recorded on real GPUs",
         )
     for result in found:
-        version = result.machine.get("versions", {}).get("torch")
+        versions = results.versions_text(result.machine)
         cards.message_card(
-            f"Recorded on {result.where}, {result.date[:10]}, PyTorch {version}.",
+            f"Recorded on {result.where}, {result.date[:10]}, {versions}.",
             title="Recorded on real GPUs",
         )
         tables.table(list(result.runs))
-
-
-def _title_from_file(lesson: str) -> str:
-    for path in sorted(default_folder().glob(f"{lesson}_*.ipynb")):
-        return path.stem[3:].replace("_", " ").capitalize()
-    return f"Lesson {lesson}"
 
 
 def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:

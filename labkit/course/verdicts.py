@@ -1,9 +1,7 @@
 """Judge a measured value by the rule of its claim, and say why it came out so.
 
-Words: a verdict is about the figure the article names. *Overstated* means that the article's
-figure is larger than ours, *understated* that it is smaller; both have the direction right.
-
-Limits: nothing here knows how a value was measured; ``mode`` is believed.
+A verdict is about the figure the article names. *Overstated* means that the article's figure is
+larger than ours, *understated* that it is smaller; both have the direction right.
 """
 
 import math

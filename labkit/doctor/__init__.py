@@ -1,16 +1,12 @@
 """`labkit doctor`: what is wrong with this machine's set-up, each problem with its remedy.
 
-Python and packages, disks and memory, the small model, the GPU, compilers.
-
-Limits: nothing is changed or downloaded. Versions are compared with what this package asks for and
-is tested with, not with what is newest. Only this Python's environment is checked: Jupyter may run
-in another one.
+Limits: nothing is changed or downloaded. Only this Python's environment is checked: Jupyter may
+run in another one.
 """
 
 from collections.abc import Callable, Iterable
 
 from labkit.doctor.finding import Finding
-from labkit.doctor.gpu import check_gpu
 from labkit.doctor.machine import (
     check_compiler,
     check_deepspeed,
@@ -29,6 +25,8 @@ def examine() -> list[Finding]:
     checks = [check_python, check_packages, check_disk, check_small_model, imports.check]
     findings = [finding for check in checks for finding in _guarded(check)]
     if imports.torch_works:  # otherwise importing it might end this process
+        from labkit.doctor.gpu import check_gpu
+
         for check in (check_memory, check_compiler, check_deepspeed, check_gpu):
             findings += _guarded(check)
     return findings

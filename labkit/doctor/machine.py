@@ -1,7 +1,4 @@
-"""`labkit doctor` on the computer: disks, memory, the small model, compilers.
-
-Limits: how much memory other programs will want later is not known.
-"""
+"""`labkit doctor` on the computer: disks, memory, the small model, compilers."""
 
 import importlib.util
 import os
@@ -75,20 +72,19 @@ def check_compiler() -> list[Finding]:
     """Check what ``torch.compile`` needs; the course does without, but shows less."""
     from labkit.support.compilers import missing_compiler
 
-    problem = missing_compiler()
-    if problem is None:
-        return [Finding("ok", "compiler", "torch.compile has what it needs")]
-    text, _, remedy = problem.partition(": ")
-    return [Finding("note", "compiler", f"{text}; without it two lessons show less", remedy)]
+    return [_optional("compiler", missing_compiler(), "without it two lessons show less")]
 
 
 def check_deepspeed() -> list[Finding]:
     """Check whether DeepSpeed can offload here, which parts of two lessons show."""
     from labkit.toolbox.deepspeed_ops import missing
 
-    problem = missing()
+    return [_optional("deepspeed", missing(), "parts of lessons 16 and 17 are left out")]
+
+
+def _optional(subject: str, problem: str | None, consequence: str) -> Finding:
+    """Return what follows from ``problem``, which is a sentence with its remedy behind a colon."""
     if problem is None:
-        return [Finding("ok", "deepspeed", "has what it needs")]
+        return Finding("ok", subject, "has what it needs")
     text, _, remedy = problem.partition(": ")
-    text = f"{text.rstrip('.')}; parts of lessons 16 and 17 are left out"
-    return [Finding("note", "deepspeed", text, remedy)]
+    return Finding("note", subject, f"{text.rstrip('.')}; {consequence}", remedy)

@@ -1,27 +1,17 @@
-"""`labkit doctor` on Python and its packages: present, in range, tested, importable.
-
-Limits: versions come from what pip recorded beside each package. Extras other than the learners'
-are not checked.
-"""
+"""`labkit doctor` on Python and its packages: present, in range, tested, importable."""
 
 import importlib.metadata
 import os
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import PackageNotFoundError
 
 from labkit.doctor.finding import Finding, pip_install
 from labkit.support.files import PACKAGE
 
 DISTRIBUTION = "gpu-memory-lab"
-#: What the course has been tested with; `requirements` refuses what is older.
-TESTED = {
-    "torch": "<2.16",
-    "transformers": "<5.24",
-    "peft": "<0.22",
-    "bitsandbytes": "<0.51",
-}
+#: What the course has been tested with; the package itself refuses what is older.
+TESTED = {"torch": "<2.16", "transformers": "<5.24", "peft": "<0.22", "bitsandbytes": "<0.51"}
 IMPORTED = (
     "numpy",
     "torch",
@@ -56,23 +46,13 @@ def check_python() -> list[Finding]:
     ]
 
 
-def requirements() -> list[str]:
-    """Return what this package asks for: a checkout's file is newer than what was installed."""
-    file = PACKAGE.parent / "pyproject.toml"
-    if not file.is_file():
-        return importlib.metadata.requires(DISTRIBUTION) or []
-    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    learners = project["optional-dependencies"]["notebooks"]
-    return project["dependencies"] + [f"{line} ; extra == 'notebooks'" for line in learners]
-
-
 def check_packages() -> list[Finding]:
     """Check that each required package is present, in range, and not newer than tested."""
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
     findings, present = [], 0
-    for line in requirements():
+    for line in importlib.metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(line)
         marker = requirement.marker
         if marker is not None and not marker.evaluate({"extra": "notebooks"}):

@@ -2,8 +2,6 @@
 
 Each comparison returns None for a right answer, else a sentence for the learner, so that a check
 reads ``return same_losses(...) or memory_target(...)``.
-
-Limits: losses are compared as numbers, step by step; a simulated run has none.
 """
 
 import functools
@@ -14,13 +12,17 @@ from typing import Any
 
 import torch
 
+import labkit as lab
 from labkit.course.claims import format_value
 from labkit.course.verdicts import plain_value
 from labkit.hardware.this_machine import pretend
 from labkit.measurement import measure
+from labkit.plan.estimate import Estimate, estimate
+from labkit.plan.recipe import Recipe
 from labkit.runs import Run
 from labkit.simulation import simulate
 from labkit.toolbox.compare import relative_error
+from labkit.toolbox.losses import Losses, losses
 from labkit.values import GIB, MIB, InputError, format_bytes, one_of, positive_int, shown
 
 MODES = {"measure": measure, "simulate": simulate}
@@ -62,12 +64,7 @@ def expect_number(
 ) -> str | None:
     """Return None if ``answer`` is within ``rel_tolerance`` of ``expected``, else why not.
 
-    Args:
-        answer: what the learner gave.
-        expected: the right number; 0 must be met exactly.
-        rel_tolerance: how far off, relative to ``expected``, still counts.
-        unit: shown after the numbers; ``"bytes"`` and the units of claims show as those do.
-        slips: numbers that a known mistake gives, and a sentence about each; 0 is ignored.
+    ``slips`` are numbers that known mistakes give, and a sentence about each; 0 is ignored.
     """
     value = _number(answer)
     if value is None:
@@ -75,16 +72,14 @@ def expect_number(
         return f"A number{kind} is asked for; you gave {shown(answer)}."
     if abs(value - expected) <= rel_tolerance * abs(expected):
         return None
-    slip = nearest_slip(value, slips or {})
-    if slip:
+    if slip := nearest_slip(value, slips or {}):
         given = f"{value:,.0f}" if value == int(value) else f"{value:g}"
         return f"You gave {given}. {slip}"
     text = format_value(value, unit) if unit else f"{value:g}"
-    direction = "less" if value > expected else "more"
-    slip = _unit_slip(value / expected) if expected and value else ""
-    if slip:
-        return f"You gave {text}. That is off by a factor of {slip}: check the units."
-    return f"You gave {text}. The right answer is {direction}."
+    for ratio in (value / expected, expected / value) if value and expected else ():
+        if slip := nearest_slip(ratio, UNIT_SLIPS):
+            return f"You gave {text}. That is off by a factor of {slip}: check the units."
+    return f"You gave {text}. The right answer is {'less' if value > expected else 'more'}."
 
 
 def _number(answer: Any) -> float | None:
@@ -114,12 +109,8 @@ def expect_results(
 ) -> str | None:
     """Return None if ``answer`` gives the solution's number for each job, else why not.
 
-    Args:
-        answer: the learner's function.
-        solution: a right one.
-        jobs: the arguments of each call.
-        slips: given the arguments of a call, the numbers that known mistakes give for it.
-        rel_tolerance: as for ``expect_number``.
+    A job is the arguments of a call; ``slips`` is given them, and returns those of
+    ``expect_number``.
     """
     names = inspect.signature(solution).parameters
     for job in jobs:
@@ -140,10 +131,6 @@ def nearest_slip(
     return distances[nearest] if nearest < rel_tolerance else ""
 
 
-def _unit_slip(ratio: float) -> str:
-    return nearest_slip(ratio, UNIT_SLIPS) or nearest_slip(1 / ratio, UNIT_SLIPS)
-
-
 def settings_of(answer: Any, names: Iterable[str] = ()) -> dict[str, Any]:
     """Return a dictionary given as an answer, with keys spelt as in ``names`` if there are any.
 
@@ -161,11 +148,10 @@ def settings_of(answer: Any, names: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def call(answer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Return what the learner's function returns; a stub that returns nothing is no attempt.
+    """Return what the learner's function returns, and raise whatever it raises.
 
     Raises:
         NotAttempted: it returned None or ``...``.
-        Exception: whatever the learner's function raised.
     """
     value = answer(*arguments, **named)
     if value is None or value is ...:
@@ -175,31 +161,26 @@ def call(answer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def run_experiment(answer: Callable[..., Iterator[Any]], *, mode: str, **parameters: Any) -> Run:
-    """Run the learner's experiment.
+    """Run the learner's generator function ``answer(device, ...)``.
+
+    Running out of memory is not raised; it is in ``Run.oom``.
 
     Args:
-        answer: a generator function ``answer(device, ...)``.
+        answer: whose errors are raised.
         mode: ``"measure"`` executes it on this machine (losses, small sizes), ``"simulate"`` does
             not.
         **parameters: for ``lab.measure`` or ``lab.simulate``.
 
     Raises:
-        NotAttempted: it yields ``...`` or None.
-        Exception: whatever the experiment raised. Running out of memory is not raised; it is in
-            ``Run.oom``.
+        NotAttempted: it yields ``...`` or None, as a stub does.
     """
-    return MODES[mode](_attempted(answer), **parameters)
-
-
-def _attempted(answer: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return the same experiment, except that a stub's ``yield ...`` is not taken for a loss."""
 
     @functools.wraps(answer)
     def experiment(*arguments: Any, **named: Any) -> Iterator[Any]:
         # No variable may hold the loss here: it would live one step too long.
         yield from map(_loss, answer(*arguments, **named))
 
-    return experiment
+    return MODES[mode](experiment, **parameters)
 
 
 def _loss(loss: Any) -> Any:
@@ -215,7 +196,7 @@ def reference_run(experiment: Callable[..., Iterator[Any]], **parameters: Any) -
     ``lab.pretend`` does not apply to it.
 
     Raises:
-        InputError: it runs out of memory even so. That is not cached.
+        InputError: it runs out of memory even so.
     """
     with pretend():
         run = run_experiment(experiment, **parameters)
@@ -231,6 +212,47 @@ def run_both(
     return run_experiment(answer, **parameters), reference_run(reference, **parameters)
 
 
+@functools.cache
+def reference_losses(experiment: Callable[..., Iterator[Any]], **parameters: Any) -> Losses:
+    """Return the losses of a check's own experiment, trained once per process."""
+    return losses(experiment, **parameters)
+
+
+@functools.cache
+def simulated(experiment: Callable[..., Iterator[Any]], **parameters: Any) -> Run:
+    """Return a simulated run, made once per process; ``lab.pretend`` does not apply to it."""
+    with pretend():
+        return simulate(experiment, **parameters)
+
+
+@functools.cache
+def estimated(model: str, gpu: str, recipe: Recipe) -> Estimate:
+    """Return an estimate, made once per process; ``lab.pretend`` does not apply to it."""
+    with pretend():
+        return estimate(model, gpu=gpu, recipe=recipe)
+
+
+def adamw(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """Return the optimizer of most lessons."""
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def train(
+    device: Any,
+    name: str = "SmolLM2-135M",
+    batch_size: int = 8,
+    seq_len: int = 128,
+    precision: str = "fp32",
+    make: Callable[..., torch.optim.Optimizer] = adamw,
+    layers: int | None = None,
+) -> Iterator[Any]:
+    """Train as the first lessons do; ``make`` is given the parameters, ``precision`` is pure."""
+    torch.manual_seed(0)
+    model = lab.model(name, device=device, dtype=lab.dtype_of(precision), layers=layers)
+    rows = lab.batches(device=device, batch_size=batch_size, seq_len=seq_len)
+    yield from train_steps(model, make(model.parameters()), rows)
+
+
 def train_steps(model: Any, optimizer: Any, batches: Iterable[torch.Tensor]) -> Iterator[Any]:
     """Train as most lessons' reference does: a step for each batch."""
     for ids in batches:
@@ -239,6 +261,34 @@ def train_steps(model: Any, optimizer: Any, batches: Iterable[torch.Tensor]) -> 
         optimizer.step()
         optimizer.zero_grad()
         yield loss
+
+
+def expect_limit(
+    answer: Any,
+    what: str,
+    run_of: Callable[[int], Run],
+    *,
+    most: int,
+    step: int = 1,
+    too_much: str = "",
+    too_little: str = "",
+) -> str | Correct:
+    """Return Correct if ``answer`` is the last number of ``what`` that fits, else why not.
+
+    ``run_of`` simulates a number of them; ``step`` leads to the next one, which must not fit.
+    """
+    number = whole_number(answer, f"the number of {what}", most=most)
+    if number % step:
+        return f"{number} is no multiple of {abs(step)}."
+    run = run_of(number)
+    tensors, room = format_bytes(run.peak_bytes), format_bytes(run.capacity_bytes)
+    blocks = format_bytes(max(run.peak_bytes, run.reserved_bytes or 0))
+    text = f"{number} {what} take {tensors} of tensors, {blocks} of blocks; there are {room}"
+    if not run.fits:
+        return f"{text}. That does not fit. {too_much}".strip()
+    if run_of(number + step).fits:
+        return f"{text}. But {number + step} {what} fit, too. {too_little}".strip()
+    return Correct(f"{text}. {number + step} {what} do not fit.")
 
 
 def highest_bytes(run: Run, category: str) -> int:
@@ -315,11 +365,7 @@ def same_gradients(
 ) -> str | None:
     """Return None if a function has the reference's result and gradients, else where they differ.
 
-    Args:
-        answer: the learner's function.
-        reference: a right one, whose parameters' names the sentence uses.
-        *inputs: of both; the gradients are those of the floating-point ones.
-        rel_tolerance: of the norms.
+    The gradients are those of the floating-point inputs; ``rel_tolerance`` is one of norms.
     """
     results = []
     for function in (answer, reference):

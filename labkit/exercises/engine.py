@@ -54,13 +54,8 @@ class Exercise:
 
     The solution says which kind of answer is asked for: a function without parameters returns
     the right value; any other function, generator function or class is itself a right answer.
-
-    Args:
-        id: lesson and number, ``"06-1"``.
-        solution: ``.solution()`` shows its source.
-        hints: shown one at a time, from a nudge to nearly the answer.
-        check: given the answer; returns None if it is correct, a sentence saying why not yet, or
-            a ``Correct``.
+    The check is given the answer; it returns None or a ``Correct`` if the answer is right, else a
+    sentence saying why not yet. The hints go from a nudge to nearly the answer.
     """
 
     def __init__(
@@ -88,8 +83,7 @@ class Exercise:
     def hint(self) -> None:
         """Show the next hint."""
         if self._hints_shown == len(self.hints):
-            text = "There are no more hints. `.solution()` shows one way to do it."
-            message_card(text, title="no more hints")
+            message_card("`.solution()` shows one way to do it.", title="no more hints")
             return
         self._hints_shown += 1
         title = f"hint {self._hints_shown} of {len(self.hints)}"

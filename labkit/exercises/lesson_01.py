@@ -1,29 +1,18 @@
 """Exercises of lesson 01: where activations catch up with the states, and the optimizer's guest."""
 
-import functools
-
 import torch
 
 import labkit as lab
 from labkit.exercises import checks
+from labkit.exercises.checks import train
 from labkit.exercises.engine import check_of
 from labkit.trace import Category
 from labkit.values import format_bytes
 
-MODEL, SEQ_LEN = "SmolLM2-135M", 128
+SEQ_LEN = 128
 DEEP = {"layers": 30, "alike": "layers"}  # all of its layers, from simulating a few
 BF16_GPU = "rtx-3090"  # a T4 only emulates bfloat16, and has no fused attention for it
-ACTIVATIONS = Category.ACTIVATIONS
-STATES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
-
-
-def train(device, batch_size=8, seq_len=128, precision="fp32", name=MODEL, make=None, layers=None):
-    """The lesson's step; ``make`` is given the parameters, and returns an optimizer."""
-    torch.manual_seed(0)
-    model = lab.model(name, device=device, dtype=lab.dtype_of(precision), layers=layers)
-    optimizer = (make or default_optimizer)(model.parameters())
-    rows = lab.batches(device=device, batch_size=batch_size, seq_len=seq_len)
-    yield from checks.train_steps(model, optimizer, rows)
+PARTS = (Category.ACTIVATIONS, Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
 
 def crossing_batch():
@@ -36,27 +25,20 @@ def crossing_batch():
     return round(states / (activations / 4))
 
 
-@functools.cache
-def _crossing_run(batch_size: int) -> tuple[int, int]:
-    """Activations and states, in bytes, of one step in bf16."""
-    setting = {"precision": "bf16", "batch_size": batch_size, "seq_len": SEQ_LEN, **DEEP}
-    run = lab.simulate(train, gpu=BF16_GPU, steps=1, **setting)
-    activations, *states = (checks.highest_bytes(run, part) for part in (ACTIVATIONS, *STATES))
-    return activations, sum(states)
-
-
 @check_of(
     "01-1",
     crossing_batch,
-    "Activations grow in proportion to the batch. One run at a small batch says what one "
-    "text costs.",
-    "In pure bf16 everything stored per parameter has 2 bytes. There are four such things.",
+    "Activations grow in proportion to the batch; one run at a small batch says what one text "
+    "costs. In pure bf16 everything stored per parameter has 2 bytes. There are four such things.",
     "states = 8 bytes × parameters; batch = states / (activations of a run / its batch). "
     "For the activations of a run, take the most that its timeline ever holds.",
 )
 def check_crossing(answer):
     batch_size = checks.whole_number(answer, "the batch size", most=10_000)
-    activations_bytes, states_bytes = _crossing_run(batch_size)
+    setting = {"precision": "bf16", "batch_size": batch_size, "seq_len": SEQ_LEN, **DEEP}
+    run = checks.simulated(train, gpu=BF16_GPU, steps=1, **setting)
+    activations_bytes, *states = (checks.highest_bytes(run, part) for part in PARTS)
+    states_bytes = sum(states)
     ratio = activations_bytes / states_bytes
     found = (
         f"We ran batch {batch_size}: {format_bytes(activations_bytes)} of activations, "
@@ -82,10 +64,6 @@ def make_optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
 
 
-def default_optimizer(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 @check_of(
     "01-2",
     make_optimizer,
@@ -100,7 +78,7 @@ def check_optimizer(answer):
 
     setting = {"batch_size": 1, "seq_len": SEQ_LEN, "make": make, **DEEP}
     run = checks.run_experiment(train, mode="simulate", gpu="t4", **setting)
-    parameters = lab.model_info(MODEL).parameters
+    parameters = lab.model_info("SmolLM2-135M").parameters
     found = run.peak_bytes / parameters
     if found > MOST_BYTES_PER_PARAMETER:
         guest = run.bytes_of("temporary") / parameters
@@ -111,5 +89,6 @@ def check_optimizer(answer):
         )
     small = {"name": "SmolLM2-tiny", "batch_size": 2, "seq_len": 64, "steps": 4}
     real = checks.run_experiment(train, mode="measure", make=make, **small)
-    problem = checks.same_losses(real, checks.reference_run(train, mode="measure", **small))
+    reference = checks.reference_run(train, mode="measure", **small)
+    problem = checks.same_losses(real, reference)
     return problem or checks.Correct(f"{found:.2f} bytes per parameter at the peak, same losses.")

@@ -1,7 +1,5 @@
 """Exercises of lesson 02: what `empty_cache` can return, and a program that fragments."""
 
-from collections import Counter
-
 from labkit.allocator.caching import CachingAllocator
 from labkit.exercises.checks import NotAttempted, call, expect_number
 from labkit.exercises.engine import check_of
@@ -83,15 +81,12 @@ def tidy(memory):
 class _Watched(CachingAllocator):
     """The allocator, with a record of what was asked for."""
 
-    def __init__(self, budget_bytes=None):
-        super().__init__(budget_bytes=budget_bytes)
-        self.asked: Counter[tuple[str, int]] = Counter()
-        self.live_at_output: set[str] = set()
+    def __init__(self):
+        super().__init__()
+        self.asked: set[tuple[str, str]] = set()
 
     def allocate(self, nbytes, name=""):
-        if name == "output":
-            self.live_at_output = self.live()
-        self.asked[name, nbytes] += 1
+        self.asked.add((name, format_bytes(nbytes)))
         return super().allocate(nbytes, name)
 
     def live(self) -> set[str]:
@@ -118,22 +113,18 @@ def check_tidy(answer):
         answer(tight)
     except SimulatedOutOfMemory as error:
         holes = [b["size"] for b in _blocks(tight.segments()) if b["state"] == "inactive"]
-        return (
-            f"It does not fit {format_bytes(BUDGET_BYTES)} yet: {error}. "
-            f"{format_bytes(sum(holes))} are free in {len(holes)} pieces, the largest of "
-            f"{format_bytes(max(holes, default=0))}. Which tensors keep the segments from going "
-            "back?"
-        )
+        free, largest = format_bytes(sum(holes)), format_bytes(max(holes, default=0))
+        pieces = f"{free} are free in {len(holes)} pieces, the largest of {largest}"
+        return f"{error}. {pieces}. Which tensors keep the segments from going back?"
     return None
 
 
 def _other_work(asked, wanted):
     """Return why this is not the same work as `messy`; None if it is."""
-    missing, besides = wanted.asked - asked.asked, asked.asked - wanted.asked
-    if missing or besides:
+    if other := sorted(asked.asked ^ wanted.asked):
         return (
-            "The tensors, their sizes and their names must stay as in `messy`. "
-            f"Missing: {_first(missing)}. Besides: {_first(besides)}."
+            "The tensors, their sizes and their names must stay as in `messy`. These are in one "
+            f"of the two: {', '.join(f'{name} of {size}' for name, size in other[:2])}."
         )
     if asked.peak_allocated_bytes < wanted.peak_allocated_bytes:
         return (
@@ -141,12 +132,6 @@ def _other_work(asked, wanted):
             f"once; in `messy` it is {format_bytes(wanted.peak_allocated_bytes)}. The last scratch "
             "tensor is computed from all others: free none before all of them are there."
         )
-    if gone := sorted(wanted.live_at_output - (asked.live_at_output & asked.live())):
+    if gone := sorted(wanted.live() - asked.live()):
         return f"{gone[0]} is gone at the end. The output is made from all results: keep them."
     return None
-
-
-def _first(tensors: Counter[tuple[str, int]]) -> str:
-    for name, nbytes in tensors:
-        return f"{name} of {format_bytes(nbytes)}"
-    return "none"

@@ -1,11 +1,8 @@
 """Exercises of lesson 03: the loss by hand, a mended formula, a job that only seems to fit."""
 
-import functools
-
-from labkit.exercises.checks import Correct, call, expect_number, settings_of
+from labkit.exercises.checks import Correct, call, estimated, expect_number, settings_of
 from labkit.exercises.engine import check_of
 from labkit.models import catalogue
-from labkit.plan.estimate import Estimate, estimate
 from labkit.plan.formula import Part, formula_estimate
 from labkit.plan.recipe import Recipe
 from labkit.values import format_bytes
@@ -47,10 +44,9 @@ def activations(L, h, f, groups, s, b):
     return L * s * b * (norms + attention + mlp)
 
 
-@functools.cache
 def _traced_bytes(model: str, seq_len: int) -> int:
-    found = estimate(model, gpu=GPU, precision="bf16", seq_len=seq_len)
-    rows = formula_estimate(model, precision="bf16", seq_len=seq_len).beside(found.run)
+    recipe = Recipe(precision="bf16", seq_len=seq_len)
+    rows = formula_estimate(model, recipe=recipe).beside(estimated(model, GPU, recipe).run)
     return next(row.highest_bytes for row in rows if row.part is Part.ACTIVATIONS)
 
 
@@ -58,9 +54,8 @@ def _traced_bytes(model: str, seq_len: int) -> int:
     "03-2",
     activations,
     "Take the table of tensors at the peak: which have width h, which f, which format?",
-    "MLP: four tensors of width f. Attention: query and output of width h, key and value "
-    "of width h / groups. All two bytes.",
-    "Each of the two norms keeps a tensor in FP32 and two in BF16, all of width h.",
+    "MLP: four of width f. Attention: two of width h, two of width h / groups. All two bytes. Each "
+    "of the two norms keeps one in FP32 and two in BF16, all of width h.",
 )
 def check_activations(answer):
     for model, seq_len in TRIED:
@@ -98,26 +93,18 @@ def settings():
     return {"batch_size": 4, "checkpointing": True, "chunked_loss": True}
 
 
-@functools.lru_cache(maxsize=32)
-def _tried(recipe: Recipe) -> Estimate:
-    return estimate(TARGET_MODEL, gpu=TARGET_GPU, recipe=recipe)
-
-
 @check_of(
     "03-3",
     settings,
     "Which part is the largest at the peak? Checkpointing cannot shrink that one.",
-    "The logits grow with the tokens of one forward pass, not of one optimizer step.",
-    "Either several small passes (`accumulate`), or the loss in pieces (`chunked_loss`).",
+    "The logits grow with the tokens of one forward pass, not of one optimizer step: take several "
+    "small passes (`accumulate`), or the loss in pieces (`chunked_loss`).",
 )
 def check_settings(answer):
     recipe = Recipe(precision="bf16", seq_len=TARGET_LENGTH, **settings_of(answer, FREE))
     if recipe.tokens < LEAST_TOKENS:
-        return (
-            f"Your step has {recipe.tokens} tokens; at least {LEAST_TOKENS} are wanted. A step "
-            "may have several forward passes."
-        )
-    found = _tried(recipe)
+        return f"Your step has {recipe.tokens} tokens; at least {LEAST_TOKENS} are wanted."
+    found = estimated(TARGET_MODEL, TARGET_GPU, recipe)
     formula = formula_estimate(TARGET_MODEL, recipe=recipe)
     reserved, room = format_bytes(found.peak_reserved_bytes), format_bytes(found.capacity_bytes)
     said = f"The formula says {format_bytes(formula.total_bytes)}"

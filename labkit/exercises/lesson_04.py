@@ -33,17 +33,6 @@ def check_saved(answer):
     return checks.expect_number(answer, saved_percent(), slips=near)
 
 
-def full_precision(device, batch_size=16, steps=2):
-    model = lab.model("SmolLM2-tiny", device=device)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for ids in lab.batches(device=device, batch_size=batch_size, seq_len=512, steps=steps):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
 def halved(device, batch_size=16, steps=2):
     kind = torch.device(device).type
     model = lab.model("SmolLM2-tiny", device=device)
@@ -75,7 +64,8 @@ def check_halved(answer):
 
     with patch.object(torch.amp.GradScaler, "update", watched):
         run = checks.run_experiment(answer, mode="simulate", gpu="t4")
-    reference = checks.reference_run(full_precision, mode="simulate", gpu="t4")
+    full_precision = {"name": "SmolLM2-tiny", "batch_size": 16, "seq_len": 512}
+    reference = checks.simulated(checks.train, gpu="t4", **full_precision)
     for category in ("weights", "optimizer"):
         ours, theirs = (checks.highest_bytes(each, category) for each in (run, reference))
         if abs(ours / theirs - 1) > 0.01:

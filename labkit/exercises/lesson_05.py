@@ -1,7 +1,5 @@
 """Exercises of lesson 05: the gaps of BF16, and pure BF16's peak at FP32's loss."""
 
-import functools
-
 import torch
 
 import labkit as lab
@@ -71,34 +69,25 @@ def frugal(device, seed=0, width=64):
         yield loss
 
 
-@functools.cache
-def _fp32_losses() -> Losses:
-    return losses(forgetful, seeds=(0,), steps=STEPS, precision="fp32")
-
-
 @check_of(
     "05-2",
     frugal,
     "Kahan summation keeps one more number for each weight. Which remedy keeps none?",
-    "`stochastic(w, -0.003 * w.grad.float())` gives the loss. Its peak is made of FP32 "
-    "copies of a whole weight.",
-    "`w.view(-1).split(1 << 18)` is a list of pieces that share w's memory; so is "
-    "`w.grad.view(-1).split(1 << 18)`. Loop over both.",
+    "`stochastic` gives the loss, but makes FP32 copies of a whole weight. Loop over the pieces of "
+    "`w.view(-1).split(1 << 18)` and of `w.grad.view(-1).split(1 << 18)`: they share the memory.",
 )
 def check_frugal(answer):
     # The simulation comes first: it costs little and finds a stub or a function that fails.
     run = checks.run_experiment(answer, mode="simulate", steps=2, width=WIDE)
-    ours, right = losses(answer, seeds=(0,), steps=STEPS), _fp32_losses()
+    ours = losses(answer, seeds=(0,), steps=STEPS)
+    right = checks.reference_losses(forgetful, seeds=(0,), steps=STEPS, precision="fp32")
     if problem := _other_training(ours, right):
         return problem
     least = checks.reference_run(forgetful, mode="simulate", steps=2, width=WIDE)
     if problem := checks.memory_target(run, int(MOST_PEAK * least.peak_bytes)):
         if run.by_category[Category.WEIGHTS] > 0.75 * least.peak_bytes:
             return f"{problem} Your loss is right. But your weights are no longer BF16."
-        return (
-            f"{problem} Your loss is right. What do you keep besides BF16 weights and gradients? "
-            "And how many numbers do you widen to FP32 at once?"
-        )
+        return f"{problem} Your loss is right. How many numbers do you widen to FP32 at once?"
     return checks.Correct(
         f"That is right: {run.peak_bytes / least.peak_bytes:.0%} of the peak of forgetful, "
         f"and the last loss is {ours.against(right).mean:+.2%} off that of FP32."
@@ -109,15 +98,12 @@ def _other_training(ours: Losses, right: Losses) -> str | None:
     if problem := checks.same_start(ours.curves[0][0], right.curves[0][0], rel_tolerance=0.002):
         return problem
     off = ours.against(right).mean
-    if off < -MOST_LOSS:
-        return (
-            f"Your last loss is {-off:.1%} below that of FP32: that is another training, with "
-            "other steps. Keep the rate, change how the sum is stored."
-        )
-    if not off <= MOST_LOSS:  # also true of NaN
-        return (
-            f"Your last loss is {off:.1%} above that of FP32; {MOST_LOSS:.1%} is allowed. Steps "
-            "are still lost: is the sum calculated in FP32, and then rounded at random or its "
-            "error kept?"
-        )
-    return None
+    if abs(off) <= MOST_LOSS:
+        return None
+    advice = (
+        "Steps are still lost: is the sum calculated in FP32, and then rounded at random or its "
+        "error kept?"
+    )
+    if off < 0:
+        advice = "That is another training. Keep the rate, change how the sum is stored."
+    return f"Your last loss is {off:+.1%} off that of FP32; {MOST_LOSS:.1%} is allowed. {advice}"

@@ -81,15 +81,12 @@ def thrifty(device, batch_size=8, steps=3):
     "block.forward, use_reentrant=False)` wraps one block.",
 )
 def check_thrifty(answer):
-    run, reference = checks.run_both(answer, roomy, mode="measure", batch_size=8, steps=3)
+    run, reference = checks.run_both(answer, roomy, mode="measure", batch_size=8, steps=2)
     if problem := checks.same_losses(run, reference):
         return problem
     if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
         if run.flops > reference.flops:
-            problem += (
-                " You do recompute some blocks. Where do recomputed activations meet those that "
-                "are still kept?"
-            )
+            problem += " Where do recomputed activations meet those that are still kept?"
         return problem
     if problem := checks.arithmetic_limit(run, reference, MOST_EXTRA_FLOPS):
         return f"{problem} Which blocks could keep what they compute?"

@@ -1,6 +1,6 @@
 """Exercises of lesson 08: the longest context on a T4, and a soft cap without the square."""
 
-import functools
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -10,9 +10,8 @@ import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.runs import Run
-from labkit.values import format_bytes
 
-GPU, STEP, MOST_TOKENS = "t4", 512, 1 << 16
+STEP, MOST_TOKENS = 512, 1 << 16
 MOST_PEAK = 0.25
 
 
@@ -42,11 +41,10 @@ def train(device, seq_len=512, attention="eager", layers=None):
         yield loss
 
 
-@functools.cache
 def needs(attention: str, seq_len: int) -> Run:
-    """One step on the T4, cached: a learner asks for the same lengths again."""
     deep = {"layers": 30, "alike": "layers"}  # SmolLM2-135M's, from simulating a few
-    return lab.simulate(train, gpu=GPU, steps=1, attention=attention, seq_len=seq_len, **deep)
+    how = {"attention": attention, "seq_len": seq_len, **deep}
+    return checks.simulated(train, gpu="t4", steps=1, **how)
 
 
 def longest():
@@ -70,32 +68,16 @@ def longest():
     "by 2 and the part that grows with n² by 4.",
     "Three lengths give the three numbers of a + b n + c n² (for 'repeated', c is small). "
     "Set that equal to `run.capacity_bytes` and solve for n.",
-    "Then try: `lab.simulate(train, gpu='t4', precision='amp-fp16', attention='eager', "
-    "seq_len=n, steps=1).oom` is None where it fits.",
 )
 def check_longest(answer):
     lengths = checks.settings_of(answer, ("eager", "repeated"))
     for attention, length in lengths.items():
-        tokens = checks.whole_number(length, f"the length for {attention}", most=MOST_TOKENS)
-        if tokens % STEP:
-            return f"{attention}: {tokens} is no multiple of {STEP}."
-        run, longer = needs(attention, tokens), needs(attention, tokens + STEP)
-        if run.oom:
-            return (
-                f"{attention}: {tokens} tokens do not fit: they need {format_bytes(run.peak_bytes)}"
-                f" of {format_bytes(run.capacity_bytes)}."
-            )
-        if not longer.oom:
-            spare_bytes = longer.capacity_bytes - longer.peak_bytes
-            return (
-                f"{attention}: {tokens} tokens fit, and so do {tokens + STEP}, with "
-                f"{format_bytes(spare_bytes)} to spare. Go on."
-            )
+        what, run_of = f"tokens with {attention}", partial(needs, attention)
+        result = checks.expect_limit(length, what, run_of, most=MOST_TOKENS, step=STEP)
+        if isinstance(result, str):
+            return result
     factor = lengths["repeated"] / lengths["eager"]
     return checks.Correct(f"That is right: {factor:.1f} times the context on the same GPU.")
-
-
-SHAPE = (1, 4, 1024, 32)
 
 
 def capped(q, k, v, cap=5.0):
@@ -123,8 +105,7 @@ def thrifty(q, k, v, cap=5.0):
 
 def attend(device, attention=capped):
     """Forward and backward of one attention, once."""
-    q, k, v = _inputs(device)
-    loss = attention(q, k, v).square().sum()
+    loss = attention(*(x.requires_grad_() for x in _inputs(device))).square().sum()
     loss.backward()
     yield loss
 
@@ -132,22 +113,18 @@ def attend(device, attention=capped):
 def _inputs(device) -> list[torch.Tensor]:
     torch.manual_seed(0)
     # Larger than usual, so that the cap bites.
-    tensors = [2 * torch.randn(SHAPE, device=device) for _ in range(3)]
-    return [tensor.requires_grad_() for tensor in tensors]
+    return [2 * torch.randn(1, 4, 1024, 32, device=device) for _ in range(3)]
 
 
 @check_of(
     "08-2",
     thrifty,
     "Cut the queries into blocks of rows. A block of rows needs its own scores only.",
-    "Backward must not find the scores of all blocks saved: "
-    "`checkpoint(some_rows, queries, keys, values, start, use_reentrant=False)`.",
-    "The queries of a block that begins at `start` have no future before it: "
-    "`.triu(start + 1)`, and keys behind the block can be cut off.",
+    "`checkpoint(some_rows, queries, keys, values, start, use_reentrant=False)`; the future of a "
+    "block that begins at `start` is `.triu(start + 1)`.",
 )
 def check_thrifty(answer):
-    inputs = [tensor.detach() for tensor in _inputs("cpu")]
-    if problem := checks.same_gradients(answer, capped, *inputs):
+    if problem := checks.same_gradients(answer, capped, *_inputs("cpu")):
         return f"{problem} Check the cap, and which keys the queries of each block may see."
     reference = checks.reference_run(attend, mode="measure", steps=1)
     run = checks.run_experiment(attend, mode="measure", steps=1, attention=answer)

@@ -1,6 +1,7 @@
 """Lesson 09's exercises: the price of one name, and three leaks in a loop."""
 
 from collections import Counter
+from contextlib import closing
 
 import torch
 from torch import nn
@@ -85,19 +86,17 @@ def check_tight(answer):
     if problem := _still_growing(trace):
         return problem
     most_bytes = int(MOST_PEAK * _trace_of(leaky).peak_bytes)
-    if trace.peak_bytes > most_bytes:
-        return (
-            f"Nothing grows any more, but your peak is {format_bytes(trace.peak_bytes)}; the "
-            f"target is at most {format_bytes(most_bytes)}."
-        )
-    return None
+    if trace.peak_bytes <= most_bytes:
+        return None
+    peak, most = format_bytes(trace.peak_bytes), format_bytes(most_bytes)
+    return f"Nothing grows any more, but your peak is {peak}; the target is at most {most}."
 
 
 def _trace_of(experiment) -> Trace:
     """Return the trace of all steps on the CPU; a measurement watches only the first two."""
     device = torch.device("cpu")
     job = Steps(experiment, device, {"steps": STEPS})
-    with track(device="cpu") as tracker, job.closing():
+    with track(device="cpu") as tracker, closing(job):
         for _ in job.take(STEPS, tracker):
             pass
         return tracker.trace()

@@ -22,10 +22,7 @@ def traced_gives():
 )
 def check_traced(answer):
     if answer == 0:
-        return (
-            "0 is what the Python function gives. The trace was made with a vector whose sum is "
-            "above zero: which operators did it write down?"
-        )
+        return "0 is what the Python function gives: which operators did the trace write down?"
     return checks.expect_number(answer, -3)
 
 
@@ -55,10 +52,7 @@ def check_clip(answer):
     try:
         torch.export.export(clip, (long,))
     except Exception as error:  # many kinds, none of them public
-        return (
-            "The results are right, but torch.export does not take it: it still has to know a "
-            f"value to go on ({type(error).__name__}). Can a formula be right on both sides?"
-        )
+        return f"The results are right, but torch.export does not take it: {type(error).__name__}."
     return None
 
 
@@ -101,7 +95,7 @@ def frugal(device, batch_size=4, steps=3):
     "`torch.nn.functional.silu(h)` is the same function in one operator.",
 )
 def check_frugal(answer):
-    run, reference = checks.run_both(answer, wasteful, mode="measure", steps=3)
+    run, reference = checks.run_both(answer, wasteful, mode="measure", steps=2)
     return (
         checks.same_losses(run, reference)
         or checks.arithmetic_limit(run, reference, MOST_EXTRA_FLOPS)

@@ -66,18 +66,9 @@ def check_loss(answer):
     if problem := checks.memory_target(run, MOST_PEAK_BYTES):
         whole_bytes = TOKENS * VOCABULARY * 4
         if checks.highest_bytes(run, "activations") > whole_bytes:
-            return (
-                f"{problem} At some moment the logits of all tokens are alive: without a "
-                "checkpoint, autograd keeps every chunk's until backward."
-            )
-        return (
-            f"{problem} The weight stays, and autograd adds up its gradient in up to three "
-            "copies. How large is one chunk of logits?"
-        )
-    return checks.Correct(
-        f"That is right: {format_bytes(run.peak_bytes)} with weight and gradients, and the same "
-        "loss and gradients."
-    )
+            return f"{problem} At some moment the logits of all tokens are alive: who keeps them?"
+        return f"{problem} How large is one chunk of logits?"
+    return checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, weight and all.")
 
 
 def _other_loss(answer):
@@ -90,9 +81,7 @@ def _other_loss(answer):
         weight = torch.randn(97, 16, generator=generator)
         labels = torch.randint(97, (tokens,), generator=generator)
         if problem := checks.same_gradients(answer, whole_loss, hidden, weight, labels):
-            return (
-                f"With {tokens} tokens: {problem} Are all tokens in it, and do all weigh the same?"
-            )
+            return f"With {tokens} tokens: {problem} Do all of them weigh the same?"
     return None
 
 

@@ -79,19 +79,15 @@ def thrifty(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):
     "14-2",
     thrifty,
     "Begin with `lab.checkpointing(model)` and look at what stands at the peak then.",
-    "What is left is the loss over eight rows at once. Lesson 07 sends a batch in pieces; "
-    "its price was gradients that wait. How large are they here?",
-    "`for part in ids.chunk(2)`: backward of half the loss for each half, one step.",
+    "What is left is the loss over eight rows at once. Lesson 07 sends a batch in pieces: "
+    "`for part in ids.chunk(2)`, backward of half the loss for each half, one step.",
 )
 def check_thrifty(answer):
     run = checks.run_experiment(answer, mode="simulate", gpu=GPU, steps=1, **LONG)
     if problem := checks.memory_target(run, MOST_BYTES):
         return f"{problem} {next_step(run)}"
     problem = checks.same_losses(*checks.run_both(answer, roomy, mode="measure", steps=2, **SHORT))
-    return problem or checks.Correct(
-        f"That is right: {format_bytes(run.peak_bytes)} for the same eight rows and the same "
-        "losses.",
-    )
+    return problem or checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, same losses.")
 
 
 def next_step(run: Run) -> str:
@@ -100,7 +96,4 @@ def next_step(run: Run) -> str:
         return "Does every layer have to keep all of that until backward?"
     if run.bytes_of("gradients") + run.bytes_of("optimizer") > GIB // 4:
         return "Freeze the pretrained weights: their gradients and states need not exist."
-    return (
-        "A good part belongs to the loss, whose logits are as many as rows × tokens × vocabulary. "
-        "Must all rows be there at once?"
-    )
+    return "A good part belongs to the loss: must the logits of all rows be there at once?"

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections import Counter
-from itertools import chain
 
 import torch
 from torch import nn
@@ -72,10 +71,7 @@ def check_levels(answer):
     gain = 1 - error / nf4
     found = f"Your levels' error is {error:.2%}, NF4's {nf4:.2%}"
     if gain >= LEAST_GAIN:
-        return Correct(
-            f"{found}: {gain:.1%} less. The smallest error, the most even use of levels and the "
-            "least damage to a model are three different aims."
-        )
+        return Correct(f"{found}: {gain:.1%} less.")
     if gain > 0:
         return f"{found}: better, by {gain:.1%}. At least {LEAST_GAIN:.0%} are asked for."
     return f"{found}. Where are the weights, and how far apart are your levels there?"
@@ -132,14 +128,13 @@ def stored_bytes(model: nn.Module) -> Counter[str]:
     """
     counted: dict[int, tuple[str, int]] = {}  # by address: views share a storage
 
-    def count(kind: str, tensor: torch.Tensor) -> None:
+    def count(kind: str, tensor: torch.Tensor, divisor: int = 1) -> None:
         storage = tensor.untyped_storage()
-        halved = kind.endswith("floats") and tensor.dtype is torch.float32
-        counted[storage.data_ptr()] = (kind, storage.nbytes() // (2 if halved else 1))
+        counted[storage.data_ptr()] = (kind, storage.nbytes() // divisor)
 
     for module in model.modules():
-        held = (vars(module), module._parameters, module._buffers)
-        for tensor in filter(torch.is_tensor, chain.from_iterable(d.values() for d in held)):
+        held = {**vars(module), **module._parameters, **module._buffers}
+        for tensor in filter(torch.is_tensor, held.values()):
             state = getattr(tensor, "quant_state", None)
             if state is not None:
                 count("4-bit matrices", tensor)
@@ -147,7 +142,7 @@ def stored_bytes(model: nn.Module) -> Counter[str]:
                 if state.nested:  # then those are codes of one byte, with scales of their own
                     count("their scales", state.state2.absmax)
             elif tensor.is_floating_point():
-                count("trained floats" if tensor.requires_grad else "frozen floats", tensor)
+                count("floats", tensor, divisor=2 if tensor.dtype is torch.float32 else 1)
             else:
                 count("integers", tensor)
     found: Counter[str] = Counter()
@@ -161,10 +156,8 @@ def stored_bytes(model: nn.Module) -> Counter[str]:
     shrink,
     "Count: what is the largest part once the matrices are in four bits, and are their "
     "scales as small as they can be?",
-    "The embedding is the output layer as well. In NF4 it loses too much, in 8 bits with "
-    "a scale per row almost nothing. One module can serve both, and hold it once.",
-    "Adapters of a small rank, one or two dozen steps on the training text, and double "
-    "quantisation.",
+    "The embedding is the output layer as well: one module in 8 bits, a scale per row, can serve "
+    "both. Adapters of a small rank, a dozen steps and double quantisation do the rest.",
 )
 def check_shrink(answer):
     model, tokenizer = pretrained()
@@ -177,16 +170,12 @@ def check_shrink(answer):
     share = sum(parts.values()) / whole
     if share > MOST_SHARE:
         listed = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in parts.items())
-        return (
-            f"Your model takes {share:.1%} of the 16-bit bytes; at most a third is asked for "
-            f"({format_bytes(int(whole * MOST_SHARE))}). It holds: {listed}."
-        )
+        return f"Your model takes {share:.1%} of the 16-bit bytes, not a third. It holds: {listed}."
     times = math.exp(_loss(small, tokenizer) - reference)
     if not times <= MOST_PERPLEXITY:
         return (
-            f"{share:.1%} of the bytes is little enough, but the perplexity is {times - 1:+.1%} of "
-            "the original's; at most +5 % is asked for. Which part did you round most, and what "
-            "could still learn?"
+            f"{share:.1%} of the bytes is little enough, but the perplexity is {times - 1:+.1%} "
+            "off. Which part did you round most, and what could still learn?"
         )
     return Correct(f"That is right: {share:.1%} of the bytes, perplexity {times - 1:+.1%}.")
 

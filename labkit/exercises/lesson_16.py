@@ -42,22 +42,17 @@ def check_slowdown(answer):
 
 
 def _slips(parameters, tokens, flops_per_second, bytes_per_second, hidden):
-    sizes = (parameters, tokens, flops_per_second, bytes_per_second)
-    arithmetic = 8 * parameters * tokens / flops_per_second
-    crossing = 2 * parameters / bytes_per_second
-
-    def times(crossings, computing=arithmetic):
-        copies = crossings * crossing
-        return (max(computing, copies) if hidden else computing + copies) / computing
+    def other(operations=1.0, copies=1.0, hidden=hidden):
+        speeds = flops_per_second / operations, bytes_per_second / copies
+        return slowdown(parameters, tokens, *speeds, hidden)
 
     return {
-        slowdown(*sizes, hidden=not hidden): "Hidden copies take no extra time: the longer of the "
-        "two counts. If the GPU waits, it first computes and then copies.",
-        times(2): "Gradients have to cross the link, too.",
-        times(6): "A weight in BF16 has two bytes.",
-        times(3, 0.75 * arithmetic): "Forward is computed twice: that makes 8 operations for each "
+        other(hidden=not hidden): "Hidden copies take no extra time: the longer of the two counts. "
+        "If the GPU waits, it first computes and then copies.",
+        other(copies=2 / 3): "Gradients have to cross the link, too.",
+        other(copies=2): "A weight in BF16 has two bytes.",
+        other(operations=6 / 8): "Forward is computed twice: that makes 8 operations for each "
         "weight and token, not 6.",
-        times(3) * arithmetic: "The question is how many times as long, not how many seconds.",
     }
 
 
@@ -103,7 +98,6 @@ def large(device, blocks=24, steps=2):
         yield loss
 
 
-_COPIES = {torch.ops.aten._to_copy.default: 0, torch.ops.aten.copy_.default: 1}  # the source
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
 
@@ -116,8 +110,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if func in _COPIES:
-            source = args[_COPIES[func]]
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = [x for x in args if isinstance(x, torch.Tensor)][-1]
             if source.device != out.device:
                 self.crossing_bytes += source.nbytes
         if func in _PRODUCTS and out.device == torch.device("cpu"):
@@ -125,6 +119,7 @@ class _Watch(TorchDispatchMode):
         return out
 
 
+@functools.cache
 def _simulated(experiment, blocks: int) -> tuple[Run, _Watch]:
     """Return the simulated run, and what its second step copied and computed where."""
     watches: list[_Watch] = []
@@ -138,11 +133,6 @@ def _simulated(experiment, blocks: int) -> tuple[Run, _Watch]:
             yield loss
 
     return checks.run_experiment(watched, mode="simulate", gpu=GPU), watches[-1]
-
-
-@functools.cache
-def _reference(blocks: int) -> tuple[Run, _Watch]:
-    return _simulated(roomy, blocks)
 
 
 def _seconds(run: Run, watch: _Watch) -> float:
@@ -161,36 +151,24 @@ def _seconds(run: Run, watch: _Watch) -> float:
 )
 def check_large(answer):
     run, watch = _simulated(answer, MANY)
-    few, _ = _reference(FEW)
-    many, plain = _reference(MANY)
+    few, _ = _simulated(roomy, FEW)
+    many, plain = _simulated(roomy, MANY)
     if watch.host_products:
-        return (
-            f"The host computes {watch.host_products} of the matrix products of a step. Offloading "
-            "moves what is kept, not what is computed: the products belong on the device."
-        )
+        return "The host computes matrix products. Offloading moves what is kept, not the products."
     if run.peak_bytes > few.peak_bytes:
-        advice = "What must stay, and what only passes through?"
+        advice = "The optimizer is gone, but at one moment *all* gradients are on the device."
         if run.bytes_of("optimizer"):
             advice = "The optimizer's state is still there, two numbers for each weight."
-        elif run.host_bytes > run.peak_bytes:
-            advice = (
-                "The optimizer is gone, and still at one moment *all* gradients are on the device."
-            )
-        return (
-            f"{MANY} blocks peak at {format_bytes(run.peak_bytes)} on the device; at most "
-            f"{format_bytes(few.peak_bytes)} are allowed, what `roomy` takes for {FEW}. {advice}"
-        )
+        return f"{checks.memory_target(run, few.peak_bytes)} {advice}"
     times = _seconds(run, watch) / _seconds(many, plain)
     if times > MOST_TIME:
         return (
             f"It fits, but takes {times:.2f} times as long, with "
-            f"{format_bytes(watch.crossing_bytes)} over the link; at most {MOST_TIME:g} times are "
-            "allowed. Need the weights themselves leave the device?"
+            f"{format_bytes(watch.crossing_bytes)} over the link. Need the weights themselves "
+            "leave the device?"
         )
-    problem = checks.same_losses(
-        *checks.run_both(answer, roomy, mode="measure", blocks=MANY, steps=2)
-    )
-    return problem or checks.Correct(
+    runs = checks.run_both(answer, roomy, mode="measure", blocks=MANY, steps=2)
+    return checks.same_losses(*runs) or checks.Correct(
         f"That is right: {MANY} blocks in {format_bytes(run.peak_bytes)}, where {FEW} took "
         f"{format_bytes(few.peak_bytes)}, in {times:.2f} times the time."
     )

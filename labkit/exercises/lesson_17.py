@@ -1,16 +1,12 @@
 """Exercises of lesson 17: the tokens that hide a disk, and a device that holds one layer."""
 
-import functools
-
 import torch
 
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
 from labkit.support.scratch import TemporaryFolder
 from labkit.toolbox.disk import DiskStore
 from labkit.trace import Category
-from labkit.values import format_bytes
 
 
 def tokens_to_hide(weight, gradient, read, write, flops):
@@ -113,6 +109,18 @@ def thrifty(device, shelf, layers=12, width=64, steps=3):
         yield loss
 
 
+def _with(answer, shelf, width):
+    """Return the experiment with its shelf: `lab.measure` hands over plain values only."""
+
+    def experiment(device, steps=3):
+        yield from answer(device, shelf, LAYERS, width, steps)
+
+    return experiment
+
+
+REFERENCE = _with(roomy, None, NARROW)
+
+
 @check_of(
     "17-2",
     thrifty,
@@ -122,10 +130,11 @@ def thrifty(device, shelf, layers=12, width=64, steps=3):
     "`register_post_accumulate_grad_hook`, on the host.",
 )
 def check_thrifty(answer):
+    reference = checks.reference_run(REFERENCE, mode="measure", steps=3)
     with TemporaryFolder() as folder:
         narrow = _with(answer, DiskStore(folder), NARROW)
         run = checks.run_experiment(narrow, mode="measure", steps=3)
-        if problem := checks.same_losses(run, _reference()):
+        if problem := checks.same_losses(run, reference):
             return problem
         wide = _with(answer, DiskStore(folder), WIDE)
         run = checks.run_experiment(wide, mode="simulate", gpu="t4", steps=3)
@@ -135,32 +144,15 @@ def check_thrifty(answer):
     if device_bytes > ON_DEVICE * layer_bytes:
         return (
             f"The losses are right. At its peak the device holds {device_bytes / layer_bytes:.1f} "
-            f"layers, {format_bytes(device_bytes)}; at most three are allowed. Most of it is "
-            f"{max(peak.by_category, key=peak.by_category.get)}. Who is still there when the next "
-            "one comes?"
+            f"layers; at most three are allowed. Most of it is "
+            f"{max(peak.by_category, key=peak.by_category.get)}."
         )
     start, stop = run.trace.steps()[-1]
     host_bytes = run.trace.peak("cpu", start=start, stop=stop).total_bytes
     if host_bytes > ON_HOST * layer_bytes:
-        return (
-            f"The device is as empty as it should be, but the host holds "
-            f"{host_bytes / layer_bytes:.1f} layers in the last step: they are to be on the shelf."
-        )
+        held = f"{host_bytes / layer_bytes:.1f} layers"
+        return f"The host holds {held} in the last step: they are to be on the shelf."
     return checks.Correct(
         f"That is right: {device_bytes / layer_bytes:.1f} of {LAYERS} layers on the device, "
-        f"{host_bytes / layer_bytes:.1f} on the host.",
+        f"{host_bytes / layer_bytes:.1f} on the host."
     )
-
-
-@functools.cache
-def _reference() -> Run:
-    return checks.reference_run(_with(roomy, None, NARROW), mode="measure", steps=3)
-
-
-def _with(answer, shelf, width):
-    """Return the experiment with its shelf: `lab.measure` hands over plain values only."""
-
-    def experiment(device, steps=3):
-        yield from answer(device, shelf, LAYERS, width, steps)
-
-    return experiment

@@ -1,8 +1,6 @@
-"""Exercises of lesson 18: how many GPUs a 70B takes, and smaller units.
+"""Exercises of lesson 18: how many GPUs a 70B takes, and smaller units; one rank simulated."""
 
-Both simulate one rank of many, as the lesson does; neither starts a process.
-"""
-
+from bisect import bisect_left
 from functools import cache
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import labkit as lab
-from labkit.exercises.checks import Correct, NotAttempted, memory_target, train_steps, whole_number
+from labkit.exercises.checks import Correct, NotAttempted, expect_limit, memory_target, train_steps
 from labkit.exercises.engine import check_of
 from labkit.runs import Run
 from labkit.values import GIB, format_bytes
@@ -25,6 +23,7 @@ def by_layer(net, **options):
         fully_shard(layer, **options)
 
 
+@cache
 def one_rank(cut: Any, *, model: str, layers: int, seq_len: int, gpu: str, ranks: int) -> Run:
     """One of ``ranks`` GPUs in a training step with one row each, after ``cut(net, **options)``."""
 
@@ -47,7 +46,6 @@ def one_rank(cut: Any, *, model: str, layers: int, seq_len: int, gpu: str, ranks
 MACHINE = 8  # GPUs to one
 
 
-@cache
 def seventy(ranks: int) -> Run:
     """Llama-2-70B on ``ranks`` GPUs of 24 GB."""
     size = {"model": "Llama-2-70B", "layers": 80, "seq_len": 2048}
@@ -58,8 +56,9 @@ MOST_GPUS = 1024  # beyond it the simulation takes minutes
 
 
 def fewest():
-    # 16 bytes for each of 69 billion parameters: with 64 GPUs that is 16 GiB. Begin there.
-    return next(ranks for ranks in range(64, 1024, 8) if seventy(ranks).fits)
+    # 16 bytes for each of 69 billion parameters: with 64 GPUs that is 16 GiB. Halve from there.
+    counts = range(64, 129, 8)
+    return counts[bisect_left(counts, True, key=lambda ranks: seventy(ranks).fits)]
 
 
 @check_of(
@@ -71,21 +70,7 @@ def fewest():
     'alike="layers", precision="amp-bf16", seq_len=2048).fits` for some N between 64 and 128.',
 )
 def check_fewest(answer):
-    ranks = whole_number(answer, "the number of GPUs", most=MOST_GPUS)
-    if ranks % MACHINE:
-        return f"{ranks} GPUs do not fill machines of {MACHINE}."
-    run = seventy(ranks)
-    needed = format_bytes(max(run.peak_bytes, run.reserved_bytes))
-    if not run.fits:
-        return (
-            f"With {ranks} each needs {needed}, and {format_bytes(run.capacity_bytes)} can be had: "
-            "more are needed. (What the allocator *reserves* has to fit, not only the tensors.)"
-        )
-    if ranks > MACHINE and seventy(ranks - MACHINE).fits:
-        return f"It fits with {ranks}: {needed} each. But one machine less would do, too."
-    return Correct(
-        f"Right: with {ranks} each needs {needed}, and with one machine less it does not fit."
-    )
+    return expect_limit(answer, "GPUs", seventy, most=MOST_GPUS, step=-MACHINE)
 
 
 TARGET_BYTES = 11 * GIB // 2
@@ -96,11 +81,6 @@ EIGHT = {"model": "Llama-3.1-8B", "layers": 32, "seq_len": 512, "gpu": "h100", "
 def cut(net, **options):
     for part in (*net.model.layers, net.model.embed_tokens, net.lm_head):
         fully_shard(part, **options)
-
-
-@cache
-def eight_by_layer() -> Run:
-    return one_rank(by_layer, **EIGHT)
 
 
 @check_of(
@@ -118,17 +98,15 @@ def check_cut(answer):
             raise NotAttempted("No part is a unit yet: call `fully_shard(part, **options)`.")
 
     run = one_rank(watched, **EIGHT)
-    usual = eight_by_layer()
+    usual = one_rank(by_layer, **EIGHT)
     if problem := memory_target(run, TARGET_BYTES):
-        whole = " Is there a unit that holds all layers? It is gathered whole."
-        return problem + whole if run.peak_bytes > 2 * usual.peak_bytes else problem
+        if run.peak_bytes > 2 * usual.peak_bytes:
+            problem += " Is there a unit that holds all layers? It is gathered whole."
+        return problem
     if run.sent_bytes > MORE_TRAFFIC * usual.sent_bytes:
-        return (
-            f"The peak is {format_bytes(run.peak_bytes)}, low enough, but each rank sends "
-            f"{run.sent_bytes / 1e9:.1f} GB a step, and by layers {usual.sent_bytes / 1e9:.1f}."
-        )
+        more = run.sent_bytes / usual.sent_bytes - 1
+        return f"The peak is low enough, but each rank sends {more:.0%} more than by layers."
     return Correct(
         f"That is right: {format_bytes(run.peak_bytes)} in place of "
-        f"{format_bytes(usual.peak_bytes)}, and {run.sent_bytes / 1e9:.1f} GB sent in place of "
-        f"{usual.sent_bytes / 1e9:.1f}.",
+        f"{format_bytes(usual.peak_bytes)}."
     )

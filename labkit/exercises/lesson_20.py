@@ -11,7 +11,7 @@ import torch
 
 from labkit.exercises.checks import Correct, call, expect_results
 from labkit.exercises.engine import check_of
-from labkit.values import GIB, KIB, MIB, format_bytes, shown
+from labkit.values import GIB, KIB, MIB, format_bytes
 
 
 def workers(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
@@ -49,7 +49,6 @@ def _slips(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
         round(load_seconds / step_seconds): "The GPU could use a part of one more worker.",
         budget_bytes // (worker_bytes + 2 * batch_bytes): "Fewer deliver as much: the GPU cannot "
         "use more than one batch per step.",
-        enough: "That is over the budget.",
         min(enough, budget_bytes // worker_bytes): "Count the batches that wait, too: that is over "
         "the budget.",
     }
@@ -103,31 +102,25 @@ def check_thrifty(answer):
     if held_bytes > LARGEST_SHARE * rows.nbytes:
         return (
             f"The rows are right, but up to {format_bytes(held_bytes)} were held for a file of "
-            f"{format_bytes(rows.nbytes)}; at most {LARGEST_SHARE:.0%} may be. Who needs more than "
-            "one row at a time?"
+            f"{format_bytes(rows.nbytes)}. Who needs more than one row at a time?"
         )
     if sent_bytes > LARGEST_PICKLE:
         return (
-            "In this process it is light enough. But a worker that is started afresh would be sent "
-            f"{format_bytes(sent_bytes)} of it: an open `memmap` travels as its *contents*. Keep "
-            "the path, and open the file where the row is read."
+            f"A worker that is started afresh would be sent {format_bytes(sent_bytes)}: an open "
+            "`memmap` travels as its *contents*. Open the file where the row is read."
         )
     return Correct(
-        f"That is right: {format_bytes(held_bytes)} held for {format_bytes(rows.nbytes)} of rows, "
-        f"{sent_bytes} bytes for each worker."
+        f"That is right: {format_bytes(held_bytes)} held, {sent_bytes} bytes for each worker."
     )
 
 
 def _wrong_rows(data, rows):
     """Return what is wrong with the length of ``data``, or with a row."""
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        return f"A dataset has a length and rows by number; yours is {shown(data)}."
     if len(data) != len(rows):
         return f"The file holds {len(rows)} rows of {ROW} numbers; yours has {len(data)}."
     # Shuffled, as a sampler asks: a dataset that only reads on is found out.
     for number in np.random.default_rng(1).permutation(len(rows)).tolist():
-        row = data[number]
-        row = torch.as_tensor(row)
+        row = torch.as_tensor(data[number])
         if row.dtype != torch.int64:
             return f"Row {number} is of {row.dtype}; `int64` is asked for, as ids are."
         if not np.array_equal(row.numpy(), rows[number].astype(np.int64)):

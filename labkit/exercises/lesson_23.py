@@ -1,6 +1,7 @@
 """Exercises of lesson 23: which technique a job needs, and the greedy order of adoption."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 from labkit.exercises.checks import call
 from labkit.exercises.engine import check_of
@@ -38,9 +39,8 @@ PEAKS = (
     "23-1",
     needed,
     "What is left of the peak after each technique? Only its own part shrinks.",
-    "`sum(parts.values()) - share * parts[part]` is what is left. Keep the techniques "
-    "with which that is at most the card.",
-    "Of those, `min(..., key=...)` by the seconds they add; 'none' if there are none.",
+    "Keep those with which `sum(parts.values()) - share * parts[part]` is at most the card. Of "
+    "them, `min(..., key=...)` by the seconds; 'none' if there are none.",
 )
 def check_needed(answer):
     for parts, card in PEAKS:
@@ -88,39 +88,24 @@ def order(measure, names):
 
 Measure = Callable[[Sequence[str]], tuple[float, float]]
 SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3}
+#: Jobs by what each is to find out: the peaks of backward and of the optimizer's step, in GiB, and
+#: how much of each a technique saves.
+ORDER_JOBS = {
+    "independent savings": ((40, 0), {"a": (10, 0), "b": (6, 0), "c": (3, 0), "d": (9, 0)}),
+    "a peak that moves": ((40, 30), {"a": (15, 0), "b": (0, 12), "c": (4, 0), "d": (9, 0)}),
+    "one that saves nothing": ((20, 18), {"a": (8, 0), "b": (0, 1), "c": (-2, 0), "d": (0, 9)}),
+    "nothing to save": ((20, 20), dict.fromkeys(SECONDS, (5, 0))),
+}
 
 
-def _table(start: Mapping[str, float], changes: Mapping[str, Mapping[str, float]]) -> Measure:
-    """A job of two moments: peaks of ``start`` (backward, step), which techniques reduce."""
-
+def _measure_of(peaks: tuple[int, int], savings: Mapping[str, tuple[int, int]]) -> Measure:
     def measure(adopted: Sequence[str]) -> tuple[float, float]:
-        peaks = dict(start)
+        backward, step = peaks
         for name in set(adopted):
-            for moment, saved in changes[name].items():
-                peaks[moment] -= saved
-        return max(peaks.values()), 1.0 + sum(SECONDS[name] for name in set(adopted))
+            backward, step = backward - savings[name][0], step - savings[name][1]
+        return max(backward, step), 1.0 + sum(SECONDS[name] for name in set(adopted))
 
     return measure
-
-
-#: Jobs by what each is to find out. Peaks in GiB; backward and step are two moments.
-TABLES: dict[str, Measure] = {
-    "independent savings": _table(
-        {"backward": 40, "step": 0},
-        {"a": {"backward": 10}, "b": {"backward": 6}, "c": {"backward": 3}, "d": {"backward": 9}},
-    ),
-    "a peak that moves": _table(
-        {"backward": 40, "step": 30},
-        {"a": {"backward": 15}, "b": {"step": 12}, "c": {"backward": 4}, "d": {"backward": 9}},
-    ),
-    "one that saves nothing": _table(
-        {"backward": 20, "step": 18},
-        {"a": {"backward": 8}, "b": {"step": 1}, "c": {"backward": -2}, "d": {"step": 9}},
-    ),
-    "nothing to save": _table(
-        {"backward": 20, "step": 20}, {name: {"backward": 5} for name in SECONDS}
-    ),
-}
 
 
 @check_of(
@@ -130,31 +115,27 @@ TABLES: dict[str, Measure] = {
     "that is left, and compare with `measure(adopted)`.",
     "Skip what saves nothing. A tuple ranks the others: `(True, saved)` if no seconds are "
     "added, else `(False, saved / added)`.",
-    "Adopt the best of the round and start the next; return when a round has none.",
 )
 def check_order(answer):
-    for title, measure in TABLES.items():
+    for title, job in ORDER_JOBS.items():
+        measure = _measure_of(*job)
         given, right = call(answer, measure, list(SECONDS)), order(measure, SECONDS)
         if not isinstance(given, list | tuple) or not all(name in SECONDS for name in given):
             return f"A list of the names given is asked for; you return {shown(given)}."
         if list(given) != right:
-            return f"With {title}: you return {list(given)}. {_order_advice(list(given), measure)}"
+            advice = _order_advice(list(given), right, measure)
+            return f"With {title}: you return {list(given)}. {advice}"
     return None
 
 
-def _order_advice(given: list[str], measure: Measure) -> str:
+def _order_advice(given: list[str], right: list[str], measure: Measure) -> str:
     """Compare the first choice that is wrong with the right one, on top of what was adopted."""
-    right = order(measure, SECONDS)
-    same = 0
-    while same < min(len(given), len(right)) and given[same] == right[same]:
-        same += 1
-    adopted, texts = right[:same], []
-    peak, seconds = measure(adopted)
+    pairs = zip(given, right, strict=False)
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    peak, seconds = measure(right[:same])
+    texts = []
     for choice in (given[same : same + 1], right[same : same + 1]):
-        new_peak, new_seconds = measure(adopted + choice)
-        texts.append(
-            f"'{choice[0]}' saves {peak - new_peak:g} GiB for {new_seconds - seconds:+.1f} s"
-            if choice
-            else "nothing more"
-        )
-    return f"After {adopted} you take: {texts[0]}. Better: {texts[1]}."
+        new_peak, new_seconds = measure(right[:same] + choice)
+        saving = f"saves {peak - new_peak:g} GiB for {new_seconds - seconds:+.1f} s"
+        texts.append(f"'{choice[0]}' {saving}" if choice else "nothing more")
+    return f"After {right[:same]} you take: {texts[0]}. Better: {texts[1]}."

@@ -1,7 +1,6 @@
 """CUDA's choice of attention kernel for tensors on the CPU, so that a simulation takes the GPU's.
 
-``F.scaled_dot_product_attention`` has one fused kernel on the CPU; CUDA chooses among several
-(`labkit.fake.attention_rules`). Inside `cuda_attention_choice` the choice is the GPU's, and so is
+Inside `cuda_attention_choice` the choice is the GPU's (`labkit.fake.attention_rules`), and so is
 the form that runs: the CUDA kernels' own operators, whose shapes fake tensors know, or the plain
 form with every matrix that it makes.
 
@@ -22,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.backends.cuda import SDPAParams
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
@@ -32,8 +32,8 @@ from labkit.fake.attention_rules import (
     HALVES,
     MATH,
     ORDER,
-    AttentionCall,
     attention_kernel,
+    needs_grad,
 )
 from labkit.hardware.catalogue import Gpu
 from labkit.values import InputError
@@ -45,12 +45,8 @@ _aten = torch.ops.aten
 def cuda_attention_choice(gpu: Gpu) -> Iterator[None]:
     """Inside, attention on the simulated GPU's tensors runs the kernel that ``gpu`` would.
 
-    Tensors on plain ``"cpu"`` are the host's and keep the CPU's kernel. Autocast, checkpointing and
-    backward go on working: the choice is made by PyTorch's dispatcher, below autocast and above
-    autograd. Without a compute capability nothing changes.
-
-    Raises:
-        InputError: from the call itself, where `attention_kernel` finds no kernel.
+    Tensors on plain ``"cpu"`` are the host's and keep the CPU's kernel. The choice is made by
+    PyTorch's dispatcher, below autocast and above autograd.
     """
     capability = gpu.compute_capability
     if capability is None:
@@ -58,23 +54,13 @@ def cuda_attention_choice(gpu: Gpu) -> Iterator[None]:
         return
     operator = _aten.scaled_dot_product_attention.default
 
-    def chosen(
-        query,
-        key,
-        value,
-        attn_mask=None,
-        dropout_p=0.0,
-        is_causal=False,
-        *,
-        scale=None,
-        enable_gqa=False,
-    ):
+    def chosen(query, key, value, mask=None, dropout=0.0, causal=False, **options):
         if query.device.index is None:
-            options = {"scale": scale, "enable_gqa": enable_gqa}
-            return operator.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        call = _call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+            return operator.decompose(query, key, value, mask, dropout, causal, **options)
+        grouped = options.get("enable_gqa", False)
+        call = SDPAParams(query, key, value, mask, dropout, causal, grouped)
         backend = attention_kernel(call, capability, *_preferences())
-        return _RUN[backend](call, query, key, value, attn_mask, scale)
+        return _RUN[backend](call, options.get("scale"))
 
     library = torch.library.Library("aten", "IMPL")
     try:
@@ -82,23 +68,6 @@ def cuda_attention_choice(gpu: Gpu) -> Iterator[None]:
         yield
     finally:
         library._destroy()
-
-
-def _call(query, key, value, mask, dropout, causal, grouped) -> AttentionCall:
-    tensors = (query, key, value)
-    return AttentionCall(
-        dtype=query.dtype,
-        query=tuple(query.shape),
-        key=tuple(key.shape),
-        value=tuple(value.shape),
-        mask=None if mask is None else tuple(mask.shape),
-        dropout=dropout,
-        causal=causal,
-        grouped=grouped,
-        needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-        mask_needs_grad=mask is not None and mask.requires_grad,
-        contiguous=all(t.stride(-1) == 1 for t in (*tensors, *(() if mask is None else (mask,)))),
-    )
 
 
 def _preferences() -> tuple[frozenset[SDPBackend], tuple[SDPBackend, ...] | None]:
@@ -114,42 +83,45 @@ def _preferences() -> tuple[frozenset[SDPBackend], tuple[SDPBackend, ...] | None
     return frozenset(b for b, enabled in on.items() if enabled), None if order == ORDER else order
 
 
-def _flash(call, query, key, value, mask, scale):
-    head = query.shape[-1]
+def _flash(call: SDPAParams, scale: float | None) -> torch.Tensor:
+    query, key, value, head = call.query, call.key, call.value, call.query.shape[-1]
     scale = 1 / math.sqrt(head) if scale is None else scale
     if head % 8:
         query, key, value = (F.pad(t, (0, 8 - head % 8)) for t in (query, key, value))
     out = _aten._scaled_dot_product_flash_attention(
-        query, key, value, call.dropout, call.causal, scale=scale
+        query, key, value, call.dropout, call.is_causal, scale=scale
     )[0]
     return out if out.shape[-1] == head else out[..., :head]
 
 
-def _efficient(call, query, key, value, mask, scale):
+def _efficient(call: SDPAParams, scale: float | None) -> torch.Tensor:
+    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     if mask is not None:
-        mask, tokens = _additive(mask, query.dtype), key.shape[2]
+        mask = _additive(mask, query.dtype)
         if any(stride % 8 for stride in mask.stride()[:-1]):
             mask = F.pad(mask, (0, 8 - mask.shape[-1] % 8))[..., : mask.shape[-1]]
-        mask = mask.expand(*query.shape[:3], tokens)
+        mask = mask.expand(*query.shape[:3], key.shape[2])
     return _aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, call.needs_grad, call.dropout, call.causal, scale=scale
+        query, key, value, mask, needs_grad(call), call.dropout, call.is_causal, scale=scale
     )[0]
 
 
-def _cudnn(call, query, key, value, mask, scale):
+def _cudnn(call: SDPAParams, scale: float | None) -> torch.Tensor:
+    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     if mask is not None:
         mask = _additive(mask, query.dtype, masked=-65504.0)
     return _aten._scaled_dot_product_cudnn_attention(
-        query, key, value, mask, call.needs_grad, call.dropout, call.causal, scale=scale
+        query, key, value, mask, needs_grad(call), call.dropout, call.is_causal, scale=scale
     )[0]
 
 
-def _math(call, query, key, value, mask, scale):
+def _math(call: SDPAParams, scale: float | None) -> torch.Tensor:
     """Compute ``_scaled_dot_product_attention_math``, in float32 for half precision.
 
     Written out because PyTorch's own adds the mask to a copy when a mode is looking, and because
     its softmax is one operator whose insides no mode sees. What it names lives until it returns.
     """
+    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     dtype, heads = query.dtype, query.shape[-3] if query.dim() > 2 else 1
     mask = None if mask is None else _additive(mask, dtype)
     if dtype in HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
@@ -157,14 +129,14 @@ def _math(call, query, key, value, mask, scale):
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     root = math.sqrt(abs(scale))
     scaled = query * math.copysign(root, scale)
-    if call.causal:
+    if call.is_causal:
         if mask is not None:
             raise InputError("attention takes is_causal=True or an explicit attn_mask, not both")
         square = (query.shape[-2], key.shape[-2])
         mask = torch.ones(square, dtype=torch.bool, device=query.device).tril()
         mask = _additive(mask, query.dtype)
     keys, values = key, value
-    if call.grouped and not heads == key.shape[-3] == value.shape[-3]:
+    if call.enable_gqa and not heads == key.shape[-3] == value.shape[-3]:
         keys = key.repeat_interleave(heads // key.shape[-3], dim=-3)
         values = value.repeat_interleave(heads // value.shape[-3], dim=-3)
     scores = scaled @ (keys.transpose(-2, -1) * root)

@@ -1,9 +1,8 @@
 """Which attention kernel CUDA takes: the rules of PyTorch's choice, as one function.
 
 ``F.scaled_dot_product_attention`` chooses on CUDA among three fused kernels, flash,
-memory-efficient and cuDNN, and the plain form, "math", which builds the matrix of scores. What each
-of them refuses (a type, a mask, a head size, grouped heads) decides whether a step needs memory in
-proportion to the context or to its square.
+memory-efficient and cuDNN, and the plain form, "math", whose matrix of scores grows with the square
+of the context.
 
 Source: PyTorch 2.10 to 2.13, ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``
 (``can_use_flash_attention`` and its sisters) and ``transformers/sdp_utils_cpp.h``; from 2.14 on the
@@ -13,9 +12,8 @@ Limits: cuDNN is preferred on compute capability 9 and 10, as where PyTorch come
 than 9.15; its heads end at 128. NVIDIA only.
 """
 
-from dataclasses import dataclass
-
 import torch
+from torch.backends.cuda import SDPAParams
 from torch.nn.attention import SDPBackend
 
 from labkit.values import InputError
@@ -33,36 +31,8 @@ HALVES = (torch.float16, torch.bfloat16)
 _NEWEST = (12, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionCall:
-    """What CUDA looks at when it chooses.
-
-    Attributes:
-        dtype: of query, key and value.
-        query, key, value: shapes, (batch, heads, tokens, head size) where a fused kernel may run.
-        mask: the explicit mask's shape, None without one.
-        dropout: probability.
-        causal, grouped: the flags ``is_causal`` and ``enable_gqa``.
-        needs_grad: whether autograd records the call.
-        mask_needs_grad: whether the mask itself is trained.
-        contiguous: the last dimension of query, key, value and mask is laid out without gaps.
-    """
-
-    dtype: torch.dtype
-    query: tuple[int, ...]
-    key: tuple[int, ...]
-    value: tuple[int, ...]
-    mask: tuple[int, ...] | None = None
-    dropout: float = 0.0
-    causal: bool = False
-    grouped: bool = False
-    needs_grad: bool = True
-    mask_needs_grad: bool = False
-    contiguous: bool = True
-
-
 def attention_kernel(
-    call: AttentionCall,
+    call: SDPAParams,
     capability: tuple[int, int],
     allowed: frozenset[SDPBackend] = frozenset(ORDER),
     order: tuple[SDPBackend, ...] | None = None,
@@ -70,7 +40,7 @@ def attention_kernel(
     """Return the kernel that CUDA takes for ``call``: the first in order that may and can run it.
 
     Args:
-        call: shapes, type and flags.
+        call: the arguments of ``F.scaled_dot_product_attention``, on any device.
         capability: compute capability, ``(7, 5)`` for a T4.
         allowed: what ``torch.nn.attention.sdpa_kernel`` leaves on.
         order: which to try first; by default PyTorch's order on that hardware.
@@ -84,7 +54,7 @@ def attention_kernel(
     for backend in order:
         if backend not in allowed:
             continue
-        reason = why_not(backend, call, capability)
+        reason = _why_not(backend, call, capability)
         if reason is None:
             return backend
         reasons.append(f"{NAMES[backend]} {reason}")
@@ -95,89 +65,101 @@ def attention_kernel(
     )
 
 
-def why_not(backend: SDPBackend, call: AttentionCall, capability: tuple[int, int]) -> str | None:
+def needs_grad(call: SDPAParams) -> bool:
+    """Return whether autograd records the call."""
+    tensors = (call.query, call.key, call.value)
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _why_not(backend: SDPBackend, call: SDPAParams, capability: tuple[int, int]) -> str | None:
     """Return why ``backend`` cannot run ``call`` there, as the end of a sentence; None: it can."""
     if backend is MATH:
         return None
-    if not len(call.query) == len(call.key) == len(call.value) == 4:
+    tensors = [call.query, call.key, call.value]
+    if any(tensor.dim() != 4 for tensor in tensors):
         return "takes tensors of four dimensions only"
-    if 0 in (call.query[2], call.key[2]):
+    if 0 in (call.query.shape[2], call.key.shape[2]):
         return "takes no empty sequence"
-    if not call.contiguous:
+    if call.attn_mask is not None:
+        tensors.append(call.attn_mask)
+    if any(tensor.stride(-1) != 1 for tensor in tensors):
         return "takes no gaps in the last dimension"
     return _wrong_heads(backend, call) or _RULES[backend](call, capability)
 
 
-def _wrong_heads(backend: SDPBackend, call: AttentionCall) -> str | None:
-    if not call.query[0] == call.key[0] == call.value[0]:
+def _wrong_heads(backend: SDPBackend, call: SDPAParams) -> str | None:
+    batch, heads = call.query.shape[:2]
+    key_batch, key_heads = call.key.shape[:2]
+    value_batch, value_heads = call.value.shape[:2]
+    if not batch == key_batch == value_batch:
         return "takes one batch size for queries, keys and values"
-    heads, key_heads, value_heads = call.query[1], call.key[1], call.value[1]
-    if call.grouped and (backend is not EFFICIENT or EFFICIENT_TAKES_GROUPS):
+    if call.enable_gqa and (backend is not EFFICIENT or EFFICIENT_TAKES_GROUPS):
         if backend is not CUDNN and key_heads != value_heads:
             return "takes as many heads of keys as of values"
         if heads % key_heads or heads % value_heads:
             return "takes query heads in whole groups only"
         return None
     if not heads == key_heads == value_heads:
-        return "takes no grouped heads" if call.grouped else "takes equal numbers of heads only"
+        return "takes no grouped heads" if call.enable_gqa else "takes equal numbers of heads only"
     return None
 
 
-def _why_not_flash(call: AttentionCall, capability: tuple[int, int]) -> str | None:
-    head = call.query[3]
-    if call.mask is not None:
+def _why_not_flash(call: SDPAParams, capability: tuple[int, int]) -> str | None:
+    head = call.query.shape[3]
+    if call.attn_mask is not None:
         return "takes no explicit mask"
-    if not head == call.key[3] == call.value[3] or head > 256:
+    if not head == call.key.shape[3] == call.value.shape[3] or head > 256:
         return f"takes heads of one size up to 256, not {head}"
     if not (8, 0) <= capability <= _NEWEST:
         return "needs compute capability 8.0"
     small = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
     trains = head <= 192 or (head > 224 and not call.dropout)
-    if call.needs_grad and small and not trains:
+    if needs_grad(call) and small and not trains:
         return f"does not train heads of {head} on this hardware"
-    if call.causal and call.query[2] != call.key[2]:
+    if call.is_causal and call.query.shape[2] != call.key.shape[2]:
         return "takes is_causal only for as many queries as keys"
-    if call.dtype not in HALVES:
+    if call.query.dtype not in HALVES:
         return "takes float16 and bfloat16 only"
     return None
 
 
-def _why_not_efficient(call: AttentionCall, capability: tuple[int, int]) -> str | None:
-    half, ampere = call.dtype in HALVES, capability >= (8, 0)
+def _why_not_efficient(call: SDPAParams, capability: tuple[int, int]) -> str | None:
+    dtype, head, value_head = call.query.dtype, call.query.shape[3], call.value.shape[3]
+    half, ampere = dtype in HALVES, capability >= (8, 0)
     alignment = 8 if half else (4 if ampere else 1)
     if not (5, 0) <= capability <= _NEWEST:
         return "needs compute capability 5.0"
-    if call.query[3] != call.key[3] or call.query[3] % alignment or call.value[3] % alignment:
-        return f"takes head sizes in multiples of {alignment}, not {call.query[3]}"
-    if call.dtype is torch.bfloat16 and not ampere:
+    if head != call.key.shape[3] or head % alignment or value_head % alignment:
+        return f"takes head sizes in multiples of {alignment}, not {head}"
+    if dtype is torch.bfloat16 and not ampere:
         return "takes bfloat16 from compute capability 8.0 on"
-    if not half and call.dtype is not torch.float32:
+    if not half and dtype is not torch.float32:
         return "takes float16, bfloat16 and float32 only"
     return None
 
 
-def _why_not_cudnn(call: AttentionCall, capability: tuple[int, int]) -> str | None:
-    head, value_head = call.query[3], call.value[3]
+def _why_not_cudnn(call: SDPAParams, capability: tuple[int, int]) -> str | None:
+    (*rows, head), keys, value_head = call.query.shape, call.key.shape[2], call.value.shape[3]
     if not (8, 0) <= capability <= _NEWEST:
         return "needs compute capability 8.0"
-    if call.dtype not in HALVES:
+    if call.query.dtype not in HALVES:
         return "takes float16 and bfloat16 only"
-    if call.mask is not None and (call.mask_needs_grad or not _fits(call.mask, call)):
+    mask = call.attn_mask
+    if mask is not None and (mask.requires_grad or not _fits(mask.shape, (*rows, keys))):
         return "takes a fixed mask of two or four dimensions only"
     if call.dropout * 16 % 1:
         return "takes dropout in sixteenths only"
     longest = 192 if (head, value_head) == (192, 128) and capability[0] in (9, 10) else 128
     if max(head, value_head) > longest or head % 8 or value_head % 8:
         return f"takes head sizes in multiples of 8 up to {longest}, not {head}"
-    if call.key[2] == 1 or (call.dropout and call.query[2] == 1):
+    if keys == 1 or (call.dropout and rows[2] == 1):
         return "takes no sequence of one token"
     return None
 
 
-def _fits(mask: tuple[int, ...], call: AttentionCall) -> bool:
-    full = (*call.query[:3], call.key[2])
+def _fits(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
     return len(mask) in (2, 4) and all(
-        size in (1, whole) for size, whole in zip(mask, full[-len(mask) :], strict=True)
+        size in (1, whole) for size, whole in zip(mask, scores[-len(mask) :], strict=True)
     )
 
 

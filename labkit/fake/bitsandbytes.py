@@ -16,12 +16,11 @@ An experiment may be the first to import bitsandbytes: it is loaded outside the 
 Source: bitsandbytes 0.50, ``autograd/_functions.py``, ``optim/optimizer.py``,
 ``backends/default/ops.py`` and ``backends/cuda/ops.py``.
 
-Limits: from ``COPIED_ROWS`` to 1536 rows some GPUs do without the copy, depending on the weight's
-shape; it is shown all the same. What a quantising kernel makes inside is not shown, such as the
-comparison of activations with a threshold. Paged state migrates to the GPU when it has room; it is
-counted on the host only. Int8 weights are quantised wherever they were made, which a real GPU does
-only on the way from the CPU. On the CPU the packed form of 4-bit weights for inference is left
-out, and the 8-bit optimizers widen one parameter's state at a time inside their kernel.
+Limits: from ``COPIED_ROWS`` to 1536 rows some GPUs do without the copy that is shown, depending on
+the weight's shape. What a quantising kernel makes inside is not shown. Paged state is counted on
+the host, also where it would migrate to the GPU. Int8 weights are quantised wherever they were
+made, which a real GPU does only on the way from the CPU. On the CPU the packed form of 4-bit
+weights for inference is left out, and 8-bit optimizers widen one parameter's state at a time.
 """
 
 import functools
@@ -72,19 +71,18 @@ class _Arrival(MetaPathFinder):
         self.prepare = prepare
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "bitsandbytes":
+        spec = PathFinder.find_spec(name, path, target) if name == "bitsandbytes" else None
+        if spec is None:
             return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None:
-            run = spec.loader.exec_module
+        run = spec.loader.exec_module
 
-            def run_outside(module: ModuleType) -> None:
-                del spec.loader.exec_module
-                with _disable_current_modes(), unset_fake_temporarily():
-                    run(module)
-                self.prepare()
+        def run_outside(module: ModuleType) -> None:
+            del spec.loader.exec_module
+            with _disable_current_modes(), unset_fake_temporarily():
+                run(module)
+            self.prepare()
 
-            spec.loader.exec_module = run_outside
+        spec.loader.exec_module = run_outside
         return spec
 
 

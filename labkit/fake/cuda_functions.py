@@ -59,14 +59,14 @@ def asks_simulation(frame: FrameType) -> bool:
 
 def function_patches(gpu: Gpu) -> Iterator[AbstractContextManager]:
     """Yield patches for each of these functions, and for streams, events and graphs."""
-    answers = _Answers(gpu)
+    patch, answers = mock.patch.object, _answers(gpu)
     for module, name in _functions():
-        answer = getattr(answers, name, None) or _refusal(module, name)
-        yield mock.patch.object(module, name, _either(getattr(module, name), answer))
-    yield mock.patch.object(torch.cuda.Stream, "__new__", _one_stream)
-    yield mock.patch.object(torch.cuda.Event, "__new__", _one_stream)
-    yield mock.patch.object(torch.Tensor, "record_stream", answers.synchronize)
-    yield mock.patch.object(torch.cuda.CUDAGraph, "__new__", _refusal(torch.cuda, "CUDAGraph"))
+        answer = answers.get(name) or _refusal(module, name)
+        yield patch(module, name, _either(getattr(module, name), answer))
+    yield patch(torch.cuda.Stream, "__new__", _one_stream)
+    yield patch(torch.cuda.Event, "__new__", _one_stream)
+    yield patch(torch.Tensor, "record_stream", _nothing)
+    yield patch(torch.cuda.CUDAGraph, "__new__", _refusal(torch.cuda, "CUDAGraph"))
 
 
 def _either(original: Callable, answer: Callable) -> Callable:
@@ -98,67 +98,56 @@ _INSTEAD = {
 }
 
 
-class _Answers:
-    """What the user's own calls get; a function without an answer is refused."""
+#: There is nothing to do: order, random state and counters that are never shown.
+_NOTHING_TO_DO = (
+    *("init", "ipc_collect", "synchronize", "set_stream", "set_sync_debug_mode"),
+    *("set_device", "set_device_index", "set_device_idx"),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all"),
+    *("reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    *("reset_max_memory_allocated", "reset_max_memory_cached"),
+)
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
 
-    def is_available(self) -> bool:
-        return True
+def _answers(gpu: Gpu) -> dict[str, Callable]:
+    """Return by name what the user's own calls get; a function that is not there is refused."""
 
-    is_initialized = is_built = is_available
+    def capability(device: Any = None) -> tuple[int, int]:
+        if gpu.compute_capability is None:
+            refuse(f"asks for a compute capability, which {gpu.name} does not have.")
+        return gpu.compute_capability
 
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    current_device_index = current_device_idx = current_device
-
-    def current_accelerator(self, check_available: bool = False) -> torch.device:
-        return GPU_DEVICE
-
-    def get_device_name(self, device: Any = None) -> str:
-        return self._gpu.name
-
-    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        if self._gpu.compute_capability is None:
-            refuse(f"asks for a compute capability, which {self._gpu.name} does not have.")
-        return self._gpu.compute_capability
-
-    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
-        major, minor = self.get_device_capability()
-        total_memory = self._gpu.usable_bytes
+    def properties(device: Any = None) -> SimpleNamespace:
+        major, minor = capability()
         return SimpleNamespace(
-            name=self._gpu.name, total_memory=total_memory, major=major, minor=minor
+            name=gpu.name, total_memory=gpu.usable_bytes, major=major, minor=minor
         )
 
-    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        return including_emulation or self._gpu.bf16_native
+    def bf16_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or gpu.bf16_native
 
-    def is_current_stream_capturing(self) -> bool:
-        return False
+    return {
+        **dict.fromkeys(("is_available", "is_initialized", "is_built"), _always(True)),
+        **dict.fromkeys(
+            ("current_device", "current_device_index", "current_device_idx"), _always(0)
+        ),
+        **dict.fromkeys(_NOTHING_TO_DO, _nothing),
+        **dict.fromkeys(("stream", "device", "device_of", "device_index"), nullcontext),
+        **dict.fromkeys(("current_stream", "default_stream"), _OneStream),
+        "device_count": _always(1),
+        "current_accelerator": _always(GPU_DEVICE),
+        "is_current_stream_capturing": _always(False),
+        "get_device_name": _always(gpu.name),
+        "get_device_capability": capability,
+        "get_device_properties": properties,
+        "is_bf16_supported": bf16_supported,
+    }
 
-    def current_stream(self, device: Any = None) -> "_OneStream":
-        return _OneStream()
 
-    default_stream = current_stream
+def _always(answer: Any) -> Callable:
+    return lambda *args, **options: answer
 
-    def stream(self, stream: Any) -> AbstractContextManager:
-        return nullcontext(stream)
 
-    device = device_of = device_index = stream
-
-    def synchronize(self, *args: Any, **options: Any) -> None:
-        """There is nothing to do: order, random state and counters that are never shown."""
-
-    init = ipc_collect = set_device = set_device_index = set_device_idx = synchronize
-    set_stream = set_sync_debug_mode = synchronize
-    manual_seed = manual_seed_all = seed = seed_all = synchronize
-    reset_peak_memory_stats = reset_accumulated_memory_stats = synchronize
-    reset_max_memory_allocated = reset_max_memory_cached = synchronize
+_nothing = _always(None)
 
 
 class _OneStream(AbstractContextManager):
@@ -175,10 +164,7 @@ class _OneStream(AbstractContextManager):
     def query(self) -> bool:
         return True
 
-    def synchronize(self, *args: Any) -> None:
-        pass
-
-    wait_stream = wait_event = wait = record = synchronize
+    synchronize = wait_stream = wait_event = wait = record = _nothing
 
     def record_event(self, event: Any = None) -> "_OneStream":
         return event or _OneStream()

@@ -113,12 +113,7 @@ def _here(value: Any) -> Any:
 _CUDA_DEVICE = re.compile(r"cuda(:\d+)?")
 
 
-def _cuda(
-    tensor: torch.Tensor,
-    device: Any = None,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format = torch.preserve_format,
-) -> torch.Tensor:
+def _cuda(tensor, device=None, non_blocking=False, memory_format=torch.preserve_format):
     device = GPU_DEVICE if device is None else _here(device)
     return tensor.to(device, non_blocking=non_blocking, memory_format=memory_format)
 

@@ -54,33 +54,32 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
         return False, on_gpu and not differentiable  # fused, foreach
 
     with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(mock.patch("torch.utils.swap_tensors", swap))
+        push, patch = stack.enter_context, mock.patch.object
+        push(FakeTensorMode(allow_non_fake_inputs=True))
+        push(mock.patch("torch.utils.swap_tensors", swap))
         for name in ("get_rng_state", "set_rng_state"):
             # Checkpointing keeps the random state: the CPU's, real, and no tensor of the device.
-            stack.enter_context(mock.patch.object(torch, name, _really(getattr(torch, name))))
-        if masking := _masking_utils():
+            push(patch(torch, name, _really(getattr(torch, name))))
+        if importlib.util.find_spec("transformers"):
             # transformers looks at the positions to see whether a batch packs several texts, and
-            # builds a mask when it cannot look; a batch that packs none gets none.
-            stack.enter_context(
-                mock.patch.object(masking, "find_packed_sequence_indices", _packs_nothing)
-            )
+            # builds a mask when it cannot look; a batch that packs none gets none. Imported now:
+            # an experiment that imports the masks first would escape.
+            masking = importlib.import_module("transformers.masking_utils")
+            push(patch(masking, "find_packed_sequence_indices", _packs_nothing))
         # A learner's error is theirs to read, without the mode's own log of it above.
-        stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))
-        stack.enter_context(fake_bitsandbytes(as_cuda=as_cuda))
-        stack.enter_context(_LibraryAnswers())
+        push(patch(fake_tensor.log, "disabled", True))
+        push(fake_bitsandbytes(as_cuda=as_cuda))
+        push(_LibraryAnswers())
         if as_cuda:
-            stack.enter_context(cuda_names(gpu))
-            stack.enter_context(cuda_operators())
-            stack.enter_context(mock.patch.object(FakeTensor, "data", _data, create=True))
-            stack.enter_context(cuda_autocast_rules())
-            stack.enter_context(cuda_attention_choice(gpu))
+            push(cuda_names(gpu))
+            push(cuda_operators())
+            push(patch(FakeTensor, "data", _data, create=True))
+            push(cuda_autocast_rules())
+            push(cuda_attention_choice(gpu))
             for module in _optimizer_modules():
-                stack.enter_context(
-                    mock.patch.object(module, "_default_to_fused_or_foreach", foreach)
-                )
+                push(patch(module, "_default_to_fused_or_foreach", foreach))
         else:
-            stack.enter_context(no_cuda())
+            push(no_cuda())
         try:
             yield
         except (AssertionError, AttributeError, RuntimeError) as error:
@@ -94,13 +93,6 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
 
 def _packs_nothing(*args: Any, **kwargs: Any) -> None:
     """Not a mock of the library's: that would keep the positions of every call."""
-
-
-def _masking_utils() -> Any:
-    """transformers' masks, imported now: an experiment that imports them first would escape."""
-    if importlib.util.find_spec("transformers") is None:
-        return None
-    return importlib.import_module("transformers.masking_utils")
 
 
 class _LibraryAnswers(TorchDispatchMode):

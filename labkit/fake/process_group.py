@@ -26,11 +26,7 @@ MOST_RANKS = 1 << 16
 
 @contextmanager
 def fake_ranks(ranks: int, rank: int, *, as_cuda: bool) -> Iterator[None]:
-    """Be rank ``rank`` of ``ranks`` inside the block.
-
-    Raises:
-        InputError: no such rank, or a process group is there already.
-    """
+    """Be rank ``rank`` of ``ranks`` inside the block."""
     ranks = positive_int(ranks, "ranks", most=MOST_RANKS)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
         raise InputError(f"rank must be from 0 to {ranks - 1}, not {rank!r}")

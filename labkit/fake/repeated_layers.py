@@ -15,7 +15,7 @@ further up. Module names in the stretches repeated are those of the layer that w
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
@@ -36,11 +36,7 @@ class Extended(NamedTuple):
 
 
 def extended_log(
-    log_with_layers: Callable[[int], Any],
-    layers: int,
-    *,
-    depths: tuple[int, int],
-    check: bool,
+    log_with_layers: Callable[[int], Any], layers: int, *, depths: tuple[int, int], check: bool
 ) -> Extended | None:
     """Return the log of a model with ``layers`` layers without tracing all of them.
 
@@ -48,12 +44,10 @@ def extended_log(
         log_with_layers: traces the model with that many layers; gives a `simulation.Log`.
         layers: how many the wanted model has.
         depths: as for `extend`.
-        check: trace one layer more than ``depths`` too, and compare: for layers of which nothing
-            is known but that they are said to be identical.
+        check: trace one layer more than ``depths`` too, and compare.
 
     Returns:
-        None where the whole model has to be traced: it is not deeper than what would be traced, or
-        its layers do not repeat.
+        None where the whole model has to be traced: it is shallow, or its layers do not repeat.
     """
     shallow_layers, deeper_layers = depths
     if layers <= deeper_layers + check:
@@ -81,28 +75,44 @@ def extend(
 ) -> Trace | None:
     """Return the trace of a model with ``layers`` layers, more than ``depths[1]``.
 
-    Args:
-        shallow, deeper: traces of the same run with ``depths[0]`` and ``depths[1]`` layers, one
-            more. From there on each further layer does what the last one did.
-
-    Returns:
-        None where the two do not differ by whole stretches.
+    ``shallow`` and ``deeper`` are traces of the same run with ``depths[0]`` and ``depths[1]``
+    layers, one more. Returns None where they do not differ by whole stretches.
     """
     shallow, deeper = _ordered(_single_lives(shallow)), _ordered(_single_lives(deeper))
     frees = _frees(deeper)
     stretches = _stretches(shallow, deeper)
     if frees is None or stretches is None:
         return None
-    log = _Log(deeper, frees)
+    order: list[int] = []
     for stretch in stretches:
-        for _ in range(layers - depths[0] if stretch.repeated else 1):
-            for index in range(stretch.start, stretch.stop):
-                if not log.add(index):
-                    return None
-    end = len(log.events)  # where a last step without events begins
-    step_starts = tuple(log.first.get(start, end) for start in deeper.step_starts)
-    work = _extended_work(shallow.work, deeper.work, layers - depths[1])
-    return Trace(deeper.device, tuple(log.storages), tuple(log.events), step_starts, work)
+        times = layers - depths[0] if stretch.repeated else 1
+        order += times * [*range(stretch.start, stretch.stop)]
+    storages: list[Storage] = []
+    events: list[Event] = []
+    first: dict[int, int] = {}  # where an event of the deeper log first went
+    alive: defaultdict[tuple, list[int]] = defaultdict(list)
+    for index in order:
+        event = deeper.events[index]
+        storage = deeper.storages[event.storage]
+        living = alive[_kind(storage)]
+        first.setdefault(index, len(events))
+        if index not in frees:
+            number = len(storages)
+            storages.append(storage)
+            living.append(number)
+        elif -len(living) <= frees[index] < len(living):
+            number = living.pop(frees[index])
+        else:
+            return None  # there is nothing left to free
+        events.append(Event(number, event.change_bytes, event.phase))
+    # A last step without events begins at the end.
+    step_starts = tuple(first.get(start, len(events)) for start in deeper.step_starts)
+    more = layers - depths[1]
+    work = {
+        name: done + (done - shallow.work.get(name, Work())) * more
+        for name, done in deeper.work.items()
+    }
+    return Trace(deeper.device, tuple(storages), tuple(events), step_starts, work)
 
 
 def same(one: Trace, other: Trace) -> bool:
@@ -115,17 +125,16 @@ def same(one: Trace, other: Trace) -> bool:
     if one.work != other.work or _parts(one) != _parts(other):
         return False
     for start, stop in _parts(one):
-        if _counted(one, start, stop) != _counted(other, start, stop):
+        counted = [
+            Counter(_looks(t, event) for event in t.events[start:stop]) for t in (one, other)
+        ]
+        if counted[0] != counted[1]:
             return False
         for device in one.devices:
             peaks = [trace.peak(device, start=start, stop=stop) for trace in (one, other)]
             if peaks[0].by_category != peaks[1].by_category:
                 return False
     return True
-
-
-def _counted(trace: Trace, start: int, stop: int) -> Counter[tuple]:
-    return Counter(_looks(trace, event) for event in trace.events[start:stop])
 
 
 # --- what the deeper log has more ---------------------------------------------------------------
@@ -210,13 +219,10 @@ def _kind(storage: Storage) -> tuple:
 
 # --- which storage a repeated event frees ---------------------------------------------------------
 
-_OLDEST = -1
-
 
 def _frees(trace: Trace) -> dict[int, int] | None:
-    """For each freeing event: how many of its kind were newer, or that it was the oldest.
-
-    None where a storage changed its size while it lived.
+    """For each freeing event: its storage's place among the living ones of its kind, from the
+    newest (-1) or, where that is the oldest, 0. None where a living storage changed its size.
     """
     alive: defaultdict[tuple, list[int]] = defaultdict(list)
     usual: dict[tuple, int] = {}  # how its kind was freed last when there was a choice
@@ -224,52 +230,16 @@ def _frees(trace: Trace) -> dict[int, int] | None:
     seen: Counter[int] = Counter()
     for index, event in enumerate(trace.events):
         storage = trace.storages[event.storage]
-        same = alive[_kind(storage)]
+        living = alive[_kind(storage)]
         seen[event.storage] += 1
         if seen[event.storage] == 1:
-            same.append(event.storage)
+            living.append(event.storage)
         elif seen[event.storage] == 2 and event.change_bytes == -storage.nbytes:
-            place, newer = same.index(event.storage), len(same) - 1 - same.index(event.storage)
-            if len(same) > 1:
-                usual[_kind(storage)] = _OLDEST if place == 0 else newer
-            frees[index] = usual.get(_kind(storage), 0)
-            del same[place]
+            place = living.index(event.storage)
+            if len(living) > 1:
+                usual[_kind(storage)] = 0 if place == 0 else place - len(living)
+            frees[index] = usual.get(_kind(storage), -1)
+            del living[place]
         else:
             return None
     return frees
-
-
-class _Log:
-    """The log being put together from events of the deeper one."""
-
-    def __init__(self, source: Trace, frees: Mapping[int, int]) -> None:
-        self.source, self.frees = source, frees
-        self.storages: list[Storage] = []
-        self.events: list[Event] = []
-        self.first: dict[int, int] = {}  # where an event of the source first went
-        self.alive: defaultdict[tuple, list[int]] = defaultdict(list)
-
-    def add(self, index: int) -> bool:
-        """Repeat event ``index`` of the source; False if there is nothing left for it to free."""
-        event = self.source.events[index]
-        storage = self.source.storages[event.storage]
-        same = self.alive[_kind(storage)]
-        self.first.setdefault(index, len(self.events))
-        newer = self.frees.get(index)
-        if newer is None:
-            number = len(self.storages)
-            self.storages.append(storage)
-            same.append(number)
-        elif newer >= len(same) or not same:
-            return False
-        else:
-            number = same.pop(0 if newer == _OLDEST else len(same) - 1 - newer)
-        self.events.append(Event(number, event.change_bytes, event.phase))
-        return True
-
-
-def _extended_work(
-    shallow: Mapping[str, Work], deeper: Mapping[str, Work], more: int
-) -> dict[str, Work]:
-    """Return each operator's work with ``more`` layers."""
-    return {name: done + (done - shallow.get(name, Work())) * more for name, done in deeper.items()}

@@ -61,12 +61,10 @@ def line_of_error(error: BaseException) -> str:
 
 
 def refuse_type_checks(experiment: Callable) -> None:
-    """Refuse code that compares a device's type with "cuda" or "cpu".
+    """Refuse an experiment that compares a device's type with "cuda" or "cpu", by itself or in a
+    function or class of the user's that it names.
 
     The simulated GPU has the type "cpu", and an attribute's value cannot be intercepted.
-
-    Raises:
-        InputError: the experiment, or a function or class of the user's that it names, does so.
     """
     for code in _codes(experiment):
         instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]

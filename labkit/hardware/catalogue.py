@@ -8,13 +8,12 @@ than PCIe, the largest Apple configuration). Usable capacity moves by a few tent
 the driver and with ECC, so a verdict within 0.5 GiB of the limit is a guess.
 """
 
-import difflib
 import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.values import GIB, MIB, InputError
+from labkit.values import GIB, MIB, InputError, one_of
 
 #: What a CUDA context takes outside PyTorch's allocator. An assumption: 0.3 to 0.9 GiB are
 #: seen, depending on driver, GPU and the kernels loaded.
@@ -126,7 +125,4 @@ def gpu(name: str | Gpu) -> Gpu:
     if sizes:
         choices = " or ".join(map(repr, sizes))
         raise InputError(f"GPU {name!r} comes in several sizes: say {choices}.")
-    folded_keys = {_fold(key): key for key in GPUS}
-    near = difflib.get_close_matches(folded, folded_keys, n=1, cutoff=0.4)
-    hint = f" Did you mean {folded_keys[near[0]]!r}?" if near else ""
-    raise InputError(f"unknown GPU {name!r}.{hint} Known: {', '.join(GPUS)}.")
+    return GPUS[one_of(name, GPUS, "GPU")]

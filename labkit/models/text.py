@@ -29,6 +29,7 @@ TEST_EVERY = 10
 _LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
+@functools.cache
 def corpus(split: str = "train") -> str:
     """Return the text of one split: about 4 million characters for ``train``, a tenth for ``test``.
 
@@ -37,11 +38,7 @@ def corpus(split: str = "train") -> str:
     Raises:
         InputError: unknown split, or a Python without the source of its standard library.
     """
-    return _read_corpus(one_of(split, SPLITS, "split"))
-
-
-@functools.cache
-def _read_corpus(split: str) -> str:
+    split = one_of(split, SPLITS, "split")
     folder = Path(sysconfig.get_path("stdlib"))
     texts = []
     for path in sorted(folder.glob("*.py")):
@@ -75,8 +72,7 @@ def batches(
 
     Args:
         device: where the batches are put.
-        batch_size: rows per batch.
-        seq_len: tokens per row.
+        batch_size, seq_len: rows per batch, tokens per row.
         seed: decides where in the corpus each row starts.
         split: ``"train"`` or ``"test"``.
         steps: how many batches; None never ends.

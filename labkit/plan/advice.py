@@ -13,6 +13,7 @@ Float32 products count at half the 16-bit rate, as TF32's. Several GPUs are equa
 machine; the bound leaves their exchange out.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from labkit.models.config import find_config
 from labkit.plan.estimate import MOST_HOST_BYTES
 from labkit.plan.own_advice import OwnAdvice, advise_own
 from labkit.plan.recipe import MOST_SEQUENCE
-from labkit.plan.search import GROUPS, Option, Room, Search, bound_text, room_bytes, table_lines
+from labkit.plan.search import GROUPS, Option, Room, Search, bound_text, table_lines
 from labkit.plan.user_code import own_experiment
 from labkit.values import InputError, format_bytes, one_of, positive_int
 
@@ -45,15 +46,13 @@ class Advice:
     """What `advise` found.
 
     Attributes:
-        model, gpu, gpus, seq_len, only, margin: what was asked.
+        model, gpu, gpus, seq_len, only, margin: what was asked; ``source`` is the model as given.
         capacity_bytes: what the GPU leaves PyTorch's allocator.
         options: every recipe simulated, the best first.
         ruled_out: how many recipes arithmetic alone showed too large.
         refused: why recipes could not be tried, a sentence each.
-        larger_gpu: where nothing fits, the smallest GPU of the catalogue that holds the smallest
-            option; None if no GPU does, or something fits.
-        seconds: how long the advice took.
-        source: the model as it was passed to `advise`.
+        larger_gpu: the smallest GPU of the catalogue that holds the smallest option, where this
+            one does not; None if no GPU does.
         host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
     """
 
@@ -75,7 +74,7 @@ class Advice:
     @property
     def room_bytes(self) -> int:
         """What a recipe may take: the capacity less the margin."""
-        return room_bytes(self.capacity_bytes, self.margin)
+        return math.floor(self.capacity_bytes * (1 - self.margin))
 
     @property
     def fitting(self) -> tuple[Option, ...]:
@@ -91,16 +90,8 @@ class Advice:
         return found
 
     @property
-    def smallest(self) -> Option:
-        """The option that takes the least memory."""
-        return min(self.options, key=_memory)
-
-    @property
     def frontier(self) -> tuple[Option, ...]:
-        """Fitting options that no other of their group beats in both memory and bound.
-
-        By group, the smallest first.
-        """
+        """Fitting options that none of their group beats in memory and bound; smallest first."""
         found: list[Option] = []
         for group in GROUPS:
             fastest = float("inf")
@@ -114,7 +105,8 @@ class Advice:
         """Write a training script for the best option to ``path``, a new file.
 
         Raises:
-            InputError: the file exists, nothing fits, or each of several GPUs would have a copy.
+            InputError: nothing fits, or each of several GPUs would have a copy.
+            OSError: the file exists, or cannot be written.
         """
         from labkit.plan.script import write_script
 
@@ -132,8 +124,7 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
-        left_out = {"source", "options", "refused", "seconds"}
-        plain = {name: value for name, value in vars(self).items() if name not in left_out}
+        plain = {name: value for name, value in vars(self).items() if name != "source"}
         places = {option.recipe: number for number, option in enumerate(self.options)}
         return {
             **plain,
@@ -141,8 +132,6 @@ class Advice:
             "options": [option.to_dict() for option in self.options],
             "best": {group: places[option.recipe] for group, option in self.best.items()},
             "frontier": [places[option.recipe] for option in self.frontier],
-            "refused": list(self.refused),
-            "seconds": round(self.seconds, 3),
         }
 
     def __str__(self) -> str:
@@ -174,34 +163,34 @@ class Advice:
         return "\n".join([*lines, *(f"  Not tried: {sentence}" for sentence in self.refused)])
 
     def _nothing_fits(self) -> list[str]:
-        smallest = self.smallest
+        smallest = min(self.options, key=_memory)
         over_bytes = smallest.needed_bytes - self.room_bytes
         if over_bytes <= 0:
             need = format_bytes(smallest.host_bytes * self.gpus)
             return [f"Nothing fits. The smallest needs {need} of the host: {smallest.recipe}"]
         over = format_bytes(over_bytes)
-        lines = [f"Nothing fits. The smallest takes {over} too much: {smallest.recipe}"]
+        larger = "none"
         if self.larger_gpu:
-            name = GPUS[self.larger_gpu].name
-            lines.append(f"  The smallest GPU that holds it: {name} ({self.larger_gpu}).")
-        else:
-            lines.append("  No GPU of the catalogue holds it.")
+            larger = f"{GPUS[self.larger_gpu].name} ({self.larger_gpu})"
+        lines = [
+            f"Nothing fits. The smallest takes {over} too much: {smallest.recipe}",
+            f"  The smallest GPU of the catalogue that holds it: {larger}.",
+        ]
         if self.gpus == 1:
             lines.append("  Several GPUs of this kind can share one model: --gpus N tries that.")
         return lines
 
     def _group_lines(self, group: str) -> list[str]:
         heading = _HEADINGS[group]
-        best = self.best.get(group)
-        if best is not None:
+        if best := self.best.get(group):
+            memory, host, bound, *_ = _row(best)
             each = " for each GPU" if self.gpus > 1 else ""
-            lines = [
+            return [
                 f"{heading}: {best.recipe}",
-                f"  takes {format_bytes(best.needed_bytes)}, and {format_bytes(best.host_bytes)} "
-                f"of host memory{each}, bound {bound_text(best.seconds_per_token)} per 1000 tokens",
+                f"  takes {memory}, and {host} of host memory{each}, bound {bound} per 1000 tokens",
+                *(f"  changes  {sentence}" for sentence in best.changes),
+                *(f"  costs    {sentence}" for sentence in best.costs),
             ]
-            lines += [f"  changes  {sentence}" for sentence in best.changes]
-            return lines + [f"  costs    {sentence}" for sentence in best.costs]
         tried = [option for option in self.options if option.group == group]
         if not tried and group == "same" and self.only == "lora":
             return [f"{heading}: was not asked for."]
@@ -209,8 +198,6 @@ class Advice:
             return [f"{heading}: is too large by arithmetic alone."]
         nearest = min(tried, key=_memory)
         need = format_bytes(nearest.needed_bytes)
-        if self.room_bytes < nearest.needed_bytes <= self.capacity_bytes:
-            need += ", into the margin"
         return [f"{heading}: nothing fits. The nearest takes {need}:", f"  {nearest.recipe}"]
 
     def _by_configuration(self) -> list[Option]:
@@ -232,7 +219,7 @@ def _row(option: Option) -> list[str]:
         format_bytes(option.needed_bytes),
         format_bytes(option.host_bytes),
         bound_text(option.seconds_per_token),
-        str(len(option.changes)) if option.changes else "none",
+        str(len(option.changes) or "none"),
         str(option.recipe),
     ]
 
@@ -269,12 +256,13 @@ def advise(
     if not isinstance(margin, int | float) or not 0 <= margin < 1:
         raise InputError(f"margin must be a share from 0 to below 1, not {margin!r}")
     gpus = positive_int(gpus, "gpus", most=MOST_GPUS)
-    only = one_of(only, KINDS, "kind of training") if only is not None else None
+    if only is not None:
+        only = one_of(only, KINDS, "kind of training")
     host_share = None
     if host_memory_bytes is not None:
         positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
         host_share = host_memory_bytes // gpus
-    room = Room(room_bytes(gpu.budget_bytes, margin), host_share)
+    room = Room(math.floor(gpu.budget_bytes * (1 - margin)), host_share)
     experiment = own_experiment(model)
     if experiment is not None:
         if gpus > 1 or seq_len is not None or only is not None:
@@ -288,7 +276,7 @@ def advise(
     options = tuple(sorted(search.options.values(), key=Option.sort_key))
     smallest = min(options, key=_memory)
     larger_gpu = None
-    if not search.fitting and smallest.needed_bytes > room.gpu_bytes:
+    if smallest.needed_bytes > room.gpu_bytes:  # then nothing fits
         larger_gpu = search.larger_gpu(smallest.recipe, margin)
     return Advice(
         model=name,

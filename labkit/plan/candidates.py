@@ -12,6 +12,8 @@ only; weights and optimizer are offloaded with AdamW alone, as the other optimiz
 that.
 """
 
+import contextlib
+import itertools
 from typing import Any
 
 from labkit.hardware.catalogue import Gpu
@@ -32,21 +34,17 @@ _LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
 
 def configurations(gpu: Gpu, seq_len: int, only: str | None) -> list[Recipe]:
     """Return the configurations that ``gpu`` can run, batch 1, those that change least first."""
-    amp = "amp-bf16" if gpu.bf16_native else "amp-fp16"
-    low = "bf16" if gpu.bf16_native else amp
-    plain = Recipe(seq_len=seq_len)
-    found = []
+    precisions = ("amp-bf16", "bf16") if gpu.bf16_native else ("amp-fp16",)
+    tried: list[dict[str, Any]] = []
     if only != "lora":
-        others = ("adamw8bit", "paged-adamw8bit", "adafactor", "sgd")
-        found = [plain.but(precision=amp), plain]
-        found += [plain.but(precision=amp, optimizer=name) for name in others]
-        if low == "bf16":
-            found += [plain.but(precision=low, optimizer=name) for name in ("adamw", *others)]
+        tried = [{"precision": precisions[0]}, {}]
+        for precision, optimizer in itertools.product(precisions, _OPTIMIZER_CHANGES):
+            tried.append({"precision": precision, "optimizer": optimizer})
     if only != "full":
-        lora = plain.but(precision=low, lora=LORA_RANK)
-        found += [lora, lora.but(quantize="int8"), lora.but(quantize="nf4-double")]
-    able = [recipe for recipe in found if _possible(recipe, gpu)]
-    return sorted(able, key=lambda recipe: len(changes(recipe)))
+        lora = {"precision": precisions[-1], "lora": LORA_RANK}
+        tried += [{**lora, "quantize": kind} for kind in (None, "int8", "nf4-double")]
+    found = dict.fromkeys(_possible(Recipe(seq_len=seq_len), tried, gpu))
+    return sorted(found, key=lambda recipe: len(changes(recipe)))
 
 
 def levels(configuration: Recipe, gpu: Gpu, gpus: int) -> list[Recipe]:
@@ -68,18 +66,18 @@ def levels(configuration: Recipe, gpu: Gpu, gpus: int) -> list[Recipe]:
             tried.append({**shared, "checkpointing": True, "offload": "weights"})
         elif configuration.optimizer == "adamw":  # DDP takes no model on two devices
             tried.append({**on_host, "offload": "weights"})
-    found = [_possible(configuration, gpu, **change) for change in tried]
-    return [recipe for recipe in found if recipe is not None]
+    return _possible(configuration, tried, gpu)
 
 
-def _possible(recipe: Recipe, gpu: Gpu, **change: Any) -> Recipe | None:
-    """Return ``recipe`` with ``change``; None where that contradicts itself or ``gpu`` cannot."""
-    try:
-        changed = recipe.but(**change)
-        changed.check(gpu)
-    except InputError:
-        return None
-    return changed
+def _possible(recipe: Recipe, tried: list[dict[str, Any]], gpu: Gpu) -> list[Recipe]:
+    """Return ``recipe`` with each change of ``tried`` that fits it and that ``gpu`` can do."""
+    found = []
+    for change in tried:
+        with contextlib.suppress(InputError):
+            changed = recipe.but(**change)
+            changed.check(gpu)
+            found.append(changed)
+    return found
 
 
 # --- what is known without a simulation -----------------------------------------------------------
@@ -98,13 +96,8 @@ def least_bytes(recipe: Recipe, shapes: Shapes, gpus: int = 1) -> int:
     width = dtype_of(recipe.precision).itemsize
     here = shapes.parameters - (shapes.in_layers if recipe.offload == "weights" else 0)
     if recipe.lora:
-        packed = {
-            None: shapes.in_linear * width,
-            "int8": shapes.in_linear,
-            "nf4": shapes.in_linear // 2,
-            "nf4-double": shapes.in_linear // 2,
-        }
-        return (here - shapes.in_linear) * width + packed[recipe.quantize]
+        bits = {None: 8 * width, "int8": 8, "nf4": 4, "nf4-double": 4}[recipe.quantize]
+        return (here - shapes.in_linear) * width + shapes.in_linear * bits // 8
     states = {"adamw": 2 * width, "adamw8bit": 2}.get(recipe.optimizer, 0)
     if recipe.offload == "optimizer":
         states = 0
@@ -118,9 +111,7 @@ def bucket_bytes(recipe: Recipe, shapes: Shapes, gpus: int) -> int:
     With ``gradient_as_bucket_view`` the two are one from the second step on, but the first step
     still has both. Source: the documentation of ``DistributedDataParallel``.
     """
-    if gpus == 1 or recipe.ranks > 1:
-        return 0
-    return _trained_bytes(recipe, shapes)
+    return 0 if gpus == 1 or recipe.ranks > 1 else _trained_bytes(recipe, shapes)
 
 
 def _trained_bytes(recipe: Recipe, shapes: Shapes) -> int:
@@ -213,15 +204,13 @@ def costs(recipe: Recipe, crossing_bytes: int, sent_bytes: int = 0) -> tuple[str
         found.append("gradients are gone once used: no clipping by their norm, no accumulation")
     if recipe.optimizer == "paged-adamw8bit":
         found.append("the optimizer state is in host memory whenever the GPU is short")
-    gib = f"{crossing_bytes / GIB:.3g} GiB a step"
-    if recipe.offload == "activations":
-        found.append(f"activations cross the PCIe link twice: {gib}")
-    elif recipe.offload == "optimizer":
-        found.append(f"gradients and weights cross the PCIe link: {gib}; the CPU does the step")
-    elif recipe.offload == "weights" and recipe.lora:
-        found.append(f"weights cross the PCIe link twice: {gib}")
-    elif recipe.offload == "weights":
-        found.append(
-            f"weights cross the PCIe link twice, gradients once: {gib}; the CPU does the step"
-        )
+    crossing = {
+        "activations": "activations cross the PCIe link twice",
+        "optimizer": "the CPU does the step; gradients and weights cross the PCIe link",
+        "weights": "the CPU does the step; weights cross the PCIe link twice, gradients once",
+    }
+    if recipe.lora:
+        crossing["weights"] = "weights cross the PCIe link twice"
+    if recipe.offload != "none":
+        found.append(f"{crossing[recipe.offload]}: {crossing_bytes / GIB:.3g} GiB a step")
     return tuple(found)

@@ -13,6 +13,7 @@ may weights while they are read from files.
 import re
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,15 +48,13 @@ class Estimate:
     """What one recipe, or one experiment of the user's own, takes on one GPU.
 
     Attributes:
-        model: what was asked for.
-        gpu: the GPU.
+        model, gpu: what was asked for.
         recipe: None for an experiment of the user's own.
         run: the simulated run, with its trace, its work and its host memory.
         floor_bytes: what no schedule of this recipe can avoid (see `floor_bytes`).
         exact: False if identical layers, or accumulated batches, were traced once and repeated.
         assumed: why this GPU was taken, in a sentence; None if it was named.
         host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
-        seconds_to_estimate: how long this took.
     """
 
     model: str
@@ -155,11 +154,8 @@ class Estimate:
                 bar = "█" * round(_BAR * nbytes / self.peak_allocated_bytes) or "▏"
                 lines.append(f"  {category:<13}{format_bytes(nbytes):>9}  {bar}")
         lines.append("")
-        if run.flops is not None and run.moved_bytes is not None:
-            lines.append(
-                f"  A step computes {run.flops / 1e12:.4g} TFLOP and moves "
-                f"{run.moved_bytes / 1e9:.4g} GB in the GPU's memory."
-            )
+        flops, moved = f"{run.flops / 1e12:.4g} TFLOP", f"{run.moved_bytes / 1e9:.4g} GB"
+        lines.append(f"  A step computes {flops} and moves {moved} in the GPU's memory.")
         if run.sent_bytes:
             lines.append(f"  Each GPU sends {run.sent_bytes / 1e9:.4g} GB a step to the others.")
         how = "every layer was traced"
@@ -212,15 +208,15 @@ def estimate(
     if host_memory_bytes is not None:
         positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
     experiment = own_experiment(model)
-    if experiment is not None and (recipe is not None or fields):
+    if experiment is None:
+        recipe = (recipe or Recipe()).but(**fields)
+        if parameters:
+            raise InputError("parameters are for an experiment of your own, not for a model")
+    elif recipe is not None or fields:
         raise InputError(
             "a recipe is for models by name: your own experiment takes its own arguments "
             "(parameters={...}, on the command line -p NAME VALUE)"
         )
-    if experiment is None and parameters:
-        raise InputError("parameters are for an experiment of your own: name the recipe's fields")
-    if experiment is None:
-        recipe = (recipe or Recipe()).but(**fields)
     assumed = None
     if gpu is None:
         gpu, assumed = assumed_gpu(recipe)
@@ -259,17 +255,12 @@ def assumed_gpu(recipe: Recipe | None) -> tuple[Gpu, str]:
     if this_machine.machine().can_measure:
         here = this_machine.this_gpu()
         return here, f"No GPU was named: this machine has an {here.name}."
-    for key in COMMON_GPUS:
-        gpu = catalogue.gpu(key)
-        try:
+    for gpu in map(catalogue.gpu, COMMON_GPUS):
+        with suppress(InputError):
             if recipe is not None:
                 recipe.check(gpu)
-        except InputError:
-            continue
-        return (
-            gpu,
-            f"No GPU was named: the {gpu.name} is the smallest common one that can run this.",
-        )
+            why = f"the {gpu.name} is the smallest common one that can run this"
+            return gpu, f"No GPU was named: {why}."
     raise InputError(f"say which GPU: neither {' nor '.join(COMMON_GPUS)} can run this recipe")
 
 
@@ -297,27 +288,22 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         step_work = found.log.step_work + one_batch * (recipe.accumulate - ACCUMULATED)
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
-    if recipe.ranks == 1:
-        return _log_of(config, recipe, gpu, exact, (SHALLOW, DEEPER))
-    with fake_ranks(recipe.ranks, 0, as_cuda=True):
-        return _log_of(config, recipe, gpu, exact, SHARDED_DEPTHS)
-
-
-def _log_of(
-    config: Any, recipe: Recipe, gpu: Gpu, exact: bool, depths: tuple[int, int]
-) -> RecipeLog:
     experiment = training(config, recipe)
-    if not exact and config.num_hidden_layers > depths[1] and repeats(config):
+    depths, ranks = (SHALLOW, DEEPER), nullcontext()
+    if recipe.ranks > 1:
+        depths, ranks = SHARDED_DEPTHS, fake_ranks(recipe.ranks, 0, as_cuda=True)
 
-        def log_with_layers(count: int) -> Log:
-            return simulated_log(experiment, gpu=gpu, layers=count)
+    def log_with_layers(count: int) -> Log:
+        return simulated_log(experiment, gpu=gpu, layers=count)
 
-        layers = config.num_hidden_layers
-        extended = extended_log(log_with_layers, layers, depths=depths, check=False)
-        if extended is not None:
-            log = replace(extended.log, parameters={})
-            return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)
-    log = simulated_log(experiment, gpu=gpu)
+    layers = config.num_hidden_layers
+    with ranks:
+        if not exact and layers > depths[1] and repeats(config):
+            extended = extended_log(log_with_layers, layers, depths=depths, check=False)
+            if extended is not None:
+                log = replace(extended.log, parameters={})
+                return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)
+        log = simulated_log(experiment, gpu=gpu)
     return RecipeLog(log, one_layer_bytes(log.trace), exact=True)
 
 
@@ -351,14 +337,10 @@ def floor_bytes(trace: Trace, layer_bytes: int, *, accumulated: bool = False) ->
     gradient (all of them where they are ``accumulated``), and ``layer_bytes``.
     """
     lasting = sum(s.nbytes for s in trace.live_at(len(trace.events) - 1) if s.category in _LASTING)
+    here = [s for s in trace.storages if s.device == trace.device]
+    gradients = [s.nbytes for s in here if s.category is Category.GRADIENTS]
     if accumulated:
         gradients = trace.timeline().bytes_by_category.get(Category.GRADIENTS, ())
-    else:
-        gradients = [
-            storage.nbytes
-            for storage in trace.storages
-            if storage.category is Category.GRADIENTS and storage.device == trace.device
-        ]
     return lasting + max(gradients, default=0) + layer_bytes
 
 

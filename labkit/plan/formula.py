@@ -65,12 +65,11 @@ _STORED = {
 
 @dataclass(frozen=True)
 class Term:
-    """One term: what it is part of, how it is written, its bytes, whether those are exact."""
+    """One term: what it is part of, how it is written, its bytes, where it comes from."""
 
     part: Part
     text: str
     nbytes: int
-    exact: bool
     source: str
 
 
@@ -187,23 +186,23 @@ def _stored(shapes: Shapes, recipe: Recipe) -> list[Term]:
     if recipe.quantize:
         rest = size * (shapes.parameters - shapes.in_linear)
         terms = [
-            Term(Part.WEIGHTS, f"{size} (P − Q)", rest, True, FORMATS),
+            Term(Part.WEIGHTS, f"{size} (P − Q)", rest, FORMATS),
             _quantized(shapes, recipe.quantize),
         ]
     else:
-        terms = [Term(Part.WEIGHTS, f"{size} P", size * shapes.parameters, True, FORMATS)]
+        terms = [Term(Part.WEIGHTS, f"{size} P", size * shapes.parameters, FORMATS)]
     trained, letter = list(shapes.weights.values()), "P"
     if recipe.lora:
         letter, size = "R", 4  # PEFT stores adapters in float32 (`autocast_adapter_dtype`)
         trained = _adapters(shapes, recipe)
         adapters = 4 * sum(map(prod, trained))
-        terms.append(Term(Part.WEIGHTS, "4 R", adapters, True, LORA))
+        terms.append(Term(Part.WEIGHTS, "4 R", adapters, LORA))
     if recipe.optimizer_in_backward:
         nbytes = size * max(map(prod, trained), default=0)
-        terms.append(Term(Part.GRADIENTS, f"{size} × the largest", nbytes, False, FORMATS))
+        terms.append(Term(Part.GRADIENTS, f"{size} × the largest", nbytes, FORMATS))
     else:
         nbytes = size * sum(map(prod, trained))
-        terms.append(Term(Part.GRADIENTS, f"{size} {letter}", nbytes, True, FORMATS))
+        terms.append(Term(Part.GRADIENTS, f"{size} {letter}", nbytes, FORMATS))
     return [*terms, _optimizer(trained, size, letter, recipe.optimizer)]
 
 
@@ -219,37 +218,34 @@ def _adapters(shapes: Shapes, recipe: Recipe) -> list[tuple[int, int]]:
 
 def _quantized(shapes: Shapes, kind: str) -> Term:
     """Return the packed weights with their scales, and bitsandbytes' small tables of each."""
-    text = {
-        "int8": "Q + 4 × rows",
-        "nf4": "Q / 2 + 4 Q / 64",
-        "nf4-double": "Q / 2 + Q / 64 + 4 Q / (64 × 256)",
-    }[kind]
-    total = 0
+    if kind == "int8":
+        nbytes = sum(rows * columns + 4 * rows for rows, columns in shapes.linear.values())
+        return Term(Part.WEIGHTS, "Q + 4 × rows", nbytes, LLM_INT8)
+    nbytes, text = 0, "Q / 2 + 4 Q / 64"
+    if kind == "nf4-double":
+        text = "Q / 2 + Q / 64 + 4 Q / (64 × 256)"
     for rows, columns in shapes.linear.values():
-        count = rows * columns
-        scales = ceil(count / BLOCK_4BIT)
-        if kind == "int8":
-            total += count + 4 * rows
-        elif kind == "nf4":
-            total += ceil(count / 2) + 4 * scales + 4 * 16
-        else:
-            total += ceil(count / 2) + scales + 4 * ceil(scales / BLOCK_SCALES)
-            total += 4 * 16 + 4 * 256 + 4  # both tables, and the mean of the scales
-    return Term(Part.WEIGHTS, text, total, True, LLM_INT8 if kind == "int8" else QLORA)
+        scales = ceil(rows * columns / BLOCK_4BIT)
+        nbytes += ceil(rows * columns / 2) + 4 * 16
+        if kind == "nf4":
+            nbytes += 4 * scales
+        else:  # the scales' own scales, their table, and their mean
+            nbytes += scales + 4 * ceil(scales / BLOCK_SCALES) + 4 * 256 + 4
+    return Term(Part.WEIGHTS, text, nbytes, QLORA)
 
 
 def _optimizer(trained: list[tuple[int, ...]], size: int, letter: str, kind: str) -> Term:
     if kind == "adamw":
         nbytes = 2 * size * sum(map(prod, trained))
-        return Term(Part.OPTIMIZER, f"2 × {size} {letter}", nbytes, True, ADAM)
+        return Term(Part.OPTIMIZER, f"2 × {size} {letter}", nbytes, ADAM)
     if kind == "sgd":
-        return Term(Part.OPTIMIZER, "0", 0, True, SGD)
+        return Term(Part.OPTIMIZER, "0", 0, SGD)
     if kind == "adafactor":
         numbers = 0
         for shape in trained:
             count = prod(shape)
             numbers += count // shape[-1] + count // shape[-2] if len(shape) > 1 else count
-        return Term(Part.OPTIMIZER, f"{size} (rows + columns)", size * numbers, True, ADAFACTOR)
+        return Term(Part.OPTIMIZER, f"{size} (rows + columns)", size * numbers, ADAFACTOR)
     total = 2 * 4 * 256  # the two tables of the 8-bit data type
     for count in map(prod, trained):
         if count < LEAST_8BIT:
@@ -261,7 +257,7 @@ def _optimizer(trained: list[tuple[int, ...]], size: int, letter: str, kind: str
     text = f"2 × {letter} + 2 × 4 {letter} / 256"
     if kind == "paged-adamw8bit":
         text = f"2 × 4 {letter} / 256, the rest paged"
-    return Term(Part.OPTIMIZER, text, total, True, EIGHT_BIT)
+    return Term(Part.OPTIMIZER, text, total, EIGHT_BIT)
 
 
 # --- what a forward pass keeps --------------------------------------------------------------------
@@ -276,19 +272,19 @@ def _computed(symbols: Mapping[str, int], recipe: Recipe) -> list[Term]:
     Source: sections 4 and 5 of the paper.
     """
     size = 4 if recipe.precision == "fp32" else 2
-    tokens, layers = symbols["b"] * symbols["s"], symbols["L"]
+    tokens = symbols["b"] * symbols["s"]
     per_channel, per_score = 16 * size + 2, 2 * size + 1
+    text, per_token = f"{per_channel}", symbols["h"] * per_channel
     if recipe.checkpointing:
-        text, nbytes = f"L s b h × {size}", layers * tokens * symbols["h"] * size
-    else:
-        text, nbytes = f"L s b h × {per_channel}", layers * tokens * symbols["h"] * per_channel
-        if recipe.attention == "eager":
-            text = f"L s b h × ({per_channel} + {per_score} a s / h)"
-            nbytes += layers * tokens * symbols["a"] * symbols["s"] * per_score
-    chunk, letters = tokens, "s b"
+        text, per_token = f"{size}", symbols["h"] * size
+    elif recipe.attention == "eager":
+        text = f"({per_channel} + {per_score} a s / h)"
+        per_token += symbols["a"] * symbols["s"] * per_score
+    at_once, letters = tokens, "s b"
     if recipe.chunked_loss:
-        chunk, letters = min(tokens, CHUNK_TOKENS), f"{CHUNK_TOKENS} tokens ×"
+        at_once, letters = min(tokens, CHUNK_TOKENS), f"{CHUNK_TOKENS} tokens ×"
+    layers_bytes = symbols["L"] * tokens * per_token
     return [
-        Term(Part.ACTIVATIONS, text, nbytes, False, KORTHIKANTI),
-        Term(Part.LOGITS, f"4 {letters} V", 4 * chunk * symbols["V"], False, KORTHIKANTI),
+        Term(Part.ACTIVATIONS, f"L s b h × {text}", layers_bytes, KORTHIKANTI),
+        Term(Part.LOGITS, f"4 {letters} V", 4 * at_once * symbols["V"], KORTHIKANTI),
     ]

@@ -46,13 +46,12 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
 def _refuse_length(model: Any, seq_len: int) -> None:
     """Refuse more tokens than GPT-2's kind of model has positions: only real tensors would fail."""
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is None:
+    if positions is None or seq_len <= positions:
         return
     for module in model.modules():
-        if not isinstance(module, torch.nn.Embedding) or module is model.get_input_embeddings():
-            continue
-        rows = module.num_embeddings
-        if rows in (positions, positions + 2) and rows < seq_len:  # OPT's table has two rows more
+        table = isinstance(module, torch.nn.Embedding) and module.num_embeddings
+        # OPT's table has two rows more.
+        if table in (positions, positions + 2) and module is not model.get_input_embeddings():
             raise InputError(
                 f"seq_len must be at most {positions}, the positions that this model knows, "
                 f"not {seq_len}"
@@ -69,6 +68,8 @@ def _layers(model: Any) -> list[torch.nn.Module]:
 
 def _materialise(model: Any, recipe: Recipe, device: torch.device) -> None:
     """Initialise a model on ``meta`` module by module, each quantized before the next."""
+    from transformers.pytorch_utils import Conv1D
+
     on_host = set()
     if recipe.offload == "weights":
         on_host = {module for layer in _layers(model) for module in layer.modules()}
@@ -77,7 +78,8 @@ def _materialise(model: Any, recipe: Recipe, device: torch.device) -> None:
         host = torch.device("cpu") if module in on_host else device
         _fill(module, made, weights=host, buffers=device)
         model._init_weights(module)
-        if recipe.quantize and _is_linear(module) and module is not model.get_output_embeddings():
+        linear = isinstance(module, torch.nn.Linear | Conv1D)
+        if recipe.quantize and linear and module is not model.get_output_embeddings():
             owner, _, child = name.rpartition(".")
             setattr(model.get_submodule(owner), child, _quantized(module, recipe, device))
             # Otherwise the plain weight would live until the whole model is built.
@@ -135,12 +137,6 @@ def _sharded(model: Any, recipe: Recipe, device: torch.device) -> Any:
             made.clear()
     whole.train()
     return whole
-
-
-def _is_linear(module: torch.nn.Module) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, torch.nn.Linear | Conv1D)
 
 
 def _quantized(linear: torch.nn.Module, recipe: Recipe, device: torch.device) -> torch.nn.Module:

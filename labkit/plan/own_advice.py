@@ -37,15 +37,15 @@ class OwnAdvice:
 
     gpu: Gpu
     room: Room
-    tried: tuple[str, ...]
-    left: tuple[str, ...]
-    options: tuple[Estimate, ...]
-    refused: tuple[str, ...]
+    tried: list[str]
+    left: list[str]
+    options: list[Estimate]
+    refused: list[str]
 
     @property
-    def fitting(self) -> tuple[Estimate, ...]:
+    def fitting(self) -> list[Estimate]:
         """The options that fit, the lowest bound first."""
-        return tuple(each for each in self.options if _fits(each, self.room))
+        return [each for each in self.options if _fits(each, self.room)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
@@ -53,13 +53,13 @@ class OwnAdvice:
             "gpu": self.gpu.key,
             "room_bytes": self.room.gpu_bytes,
             "host_room_bytes": self.room.host_bytes,
-            "tried": list(self.tried),
-            "left": list(self.left),
+            "tried": self.tried,
+            "left": self.left,
             "options": [
                 each.to_dict() | {"fits": _fits(each, self.room), "seconds": _seconds(each)}
                 for each in self.options
             ],
-            "refused": list(self.refused),
+            "refused": self.refused,
         }
 
     def __str__(self) -> str:
@@ -68,16 +68,12 @@ class OwnAdvice:
         room = format_bytes(self.room.gpu_bytes)
         if self.room.host_bytes is not None:
             room += f", and {format_bytes(self.room.host_bytes)} of the host's memory"
-        rows = [
-            [
-                "yes" if _fits(each, self.room) else "no",
-                format_bytes(each.peak_reserved_bytes),
-                format_bytes(each.run.host_bytes),
-                bound_text(_seconds(each)),
-                ", ".join(f"{name} {each.run.parameters[name]}" for name in self.tried),
-            ]
-            for each in self.options
-        ]
+        rows = []
+        for each in self.options:
+            fits = "yes" if _fits(each, self.room) else "no"
+            memory, host = map(format_bytes, (each.peak_reserved_bytes, each.run.host_bytes))
+            given = ", ".join(f"{name} {each.run.parameters[name]}" for name in self.tried)
+            rows.append([fits, memory, host, bound_text(_seconds(each)), given])
         unit = "sequences" if "batch_size" in self.tried else "steps"
         lines = [
             f"{self.options[0].model} on {self.gpu.name}: {count} of {len(self.options)} fit",
@@ -120,7 +116,7 @@ def advise_own(experiment: Callable, gpu: Gpu, room: Room) -> OwnAdvice:
         raise InputError(f"{name_of(experiment)} cannot be simulated: {refused[0]}")
     options.sort(key=lambda each: (not _fits(each, room), _seconds(each)))
     left = [name for name in taken if name not in tried]
-    return OwnAdvice(gpu, room, tuple(tried), tuple(left), tuple(options), tuple(refused))
+    return OwnAdvice(gpu, room, tried, left, options, refused)
 
 
 def _largest_batch(
@@ -138,12 +134,12 @@ def _largest_batch(
 
 
 def _fits(found: Estimate, room: Room) -> bool:
-    return room.holds(found.peak_reserved_bytes, found.run.host_bytes)
+    return room.taken(found.peak_reserved_bytes, found.run.host_bytes) <= room.gpu_bytes
 
 
 def _seconds(found: Estimate) -> float:
     """Return the least seconds of a step, or of a sequence if the batch is known."""
     run, parameters = found.run, found.run.parameters
     precision = str(parameters.get("precision", "bf16"))
-    seconds = least_seconds(found.gpu, precision, run.flops or 0, run.moved_bytes or 0, 0)
+    seconds = least_seconds(found.gpu, precision, run.flops, run.moved_bytes, 0)
     return seconds / parameters.get("batch_size", 1)

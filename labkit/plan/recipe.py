@@ -8,6 +8,7 @@ A recipe that contradicts itself cannot be made, and `Recipe.check` refuses what
 Limits: several GPUs share a model in one way, `fully_shard`. The batch holds no padding.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -88,9 +89,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, _checked(name, value))
-        for broken, reason in _contradictions(self):
-            if broken:
-                raise InputError(reason)
+        for reason in _contradictions(self):
+            raise InputError(reason)
 
     @property
     def tokens(self) -> int:
@@ -99,16 +99,14 @@ class Recipe:
 
     def but(self, **changes: Any) -> "Recipe":
         """Return the same recipe with some fields changed. Errors as for a new recipe."""
-        names = [field.name for field in fields(self)]
         for name in changes:
-            one_of(name, names, "field of a recipe")
+            one_of(name, [field.name for field in fields(self)], "field of a recipe")
         return replace(self, **changes)
 
     def check(self, gpu: Gpu) -> None:
         """Raise `InputError` with the reason if ``gpu`` cannot do all of this."""
-        for unable, reason in _unsupported(self, gpu):
-            if unable:
-                raise InputError(reason)
+        for reason in _unsupported(self, gpu):
+            raise InputError(reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
@@ -145,139 +143,74 @@ def _checked(name: str, value: Any) -> Any:
         return positive_int(value, name, most=_MOST[name])
     if name == "precision" and str(value).lower() == "fp16":
         raise InputError(
-            "fp16 weights cannot be trained: a gradient scaler refuses to unscale fp16 gradients, "
-            "and without one they vanish. Use 'amp-fp16', or 'bf16'."
+            "fp16 weights cannot be trained: their gradients vanish, and a scaler refuses them. "
+            "Use 'amp-fp16', or 'bf16'."
         )
     if name in _CHOICES:
         return one_of(value, _CHOICES[name], name)
     if name == "lora_targets":
         names = (value,) if isinstance(value, str) else value
-        if not isinstance(names, tuple | list) or not names:
+        known = isinstance(names, tuple | list) and len(names) > 0
+        if not known or not all(isinstance(n, str) and n and n.isprintable() for n in names):
             raise InputError(f"lora_targets must be names of layers, not {shown(value)}")
-        for each in names:
-            if not isinstance(each, str) or not each.isprintable() or not each:
-                raise InputError(f"lora_targets must be names of layers, not {shown(each)}")
         return tuple(names)
     if not isinstance(value, bool):
         raise InputError(f"{name} must be true or false, not {shown(value)}")
     return value
 
 
-def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
-    """Return which fields contradict each other: for each pair whether they do, and why."""
+def _contradictions(r: Recipe) -> Iterator[str]:
+    """Yield why fields contradict each other."""
     scaled = r.precision == "amp-fp16"
-    stepped_on_host = r.offload in ("optimizer", "weights")
-    return [
-        (
-            r.batch_size * r.seq_len > MOST_TOKENS,
-            f"batch_size × seq_len must be at most {MOST_TOKENS} tokens in one forward pass: take "
-            "a smaller batch and accumulate.",
-        ),
-        (
-            r.optimizer_in_backward and r.accumulate > 1,
-            "optimizer_in_backward frees each gradient at once, so there is none left to "
-            "accumulate. Choose one of them.",
-        ),
-        (
-            r.optimizer_in_backward and scaled,
-            "optimizer_in_backward steps before the gradient scaler has seen all gradients, so an "
-            "overflow would be trained on. Use 'amp-bf16'.",
-        ),
-        (
-            r.optimizer_in_backward and stepped_on_host,
-            "optimizer_in_backward steps on the GPU while the next gradient is computed; with the "
-            "optimizer or the weights on the host, every step would wait for a copy. Choose one.",
-        ),
-        (
-            r.quantize is not None and r.lora is None,
-            "quantized weights cannot be trained: give them LoRA adapters (lora=16), or leave them "
-            "unquantized.",
-        ),
-        (
-            r.lora is None and r.lora_targets != ALL_LINEAR,
-            "lora_targets without lora: say the adapters' rank too.",
-        ),
-        (
-            r.quantize is not None and r.offload == "weights",
-            "quantized weights keep their statistics on the device, so bitsandbytes cannot fetch "
-            "them layer by layer. Offload something else, or do not quantize.",
-        ),
-        (
-            r.offload == "weights" and not r.checkpointing and r.ranks == 1,
-            "weights on the host save nothing without checkpointing: autograd would keep every "
-            "fetched layer until backward.",
-        ),
-        (
-            r.offload == "weights" and scaled,
-            "a gradient scaler checks gradients on one device, and with the weights on the host "
-            "they are on two. Use 'amp-bf16' or 'bf16'.",
-        ),
-        (
-            stepped_on_host and r.optimizer.endswith("8bit"),
-            "bitsandbytes' 8-bit optimizers keep their state where the GPU can reach it. For state "
-            "on the host take 'paged-adamw8bit' without offload, or 'adamw' with it.",
-        ),
-        (
-            r.ranks > 1 and scaled,
-            "a gradient scaler looks at one GPU's gradients, and with sharding each has a part of "
-            "them. Use 'amp-bf16' or 'bf16'.",
-        ),
-        (
-            r.ranks > 1 and r.optimizer not in ("adamw", "sgd"),
-            "with sharding every GPU steps its own part of each tensor: 'adamw' and 'sgd' can, "
-            "whose arithmetic is number by number.",
-        ),
-        (
-            r.ranks > 1 and r.quantize is not None,
-            "bitsandbytes' quantized weights cannot be cut by rows: leave out quantize, or train "
-            "on one GPU.",
-        ),
-        (
-            r.ranks > 1 and r.optimizer_in_backward,
-            "with sharding a gradient is there only when all GPUs have summed it, after the hook "
-            "that optimizer_in_backward uses. It is freed in parts anyway. Choose one.",
-        ),
-        (
-            r.ranks > 1 and r.offload in ("activations", "optimizer"),
-            "with sharding the shares as a whole can live on the host: offload 'weights', which "
-            "takes the optimizer along, or nothing.",
-        ),
-        (
-            r.attention == "flash" and r.precision == "fp32",
-            "the flash kernel computes in half precision only: take attention 'sdpa', or another "
-            "precision.",
-        ),
-    ]
+    on_host = r.offload == "weights"
+    if r.batch_size * r.seq_len > MOST_TOKENS:
+        yield f"batch_size × seq_len must be at most {MOST_TOKENS} tokens in one forward pass."
+    if r.optimizer_in_backward and r.accumulate > 1:
+        yield "optimizer_in_backward frees each gradient at once: there is none left to accumulate."
+    if r.optimizer_in_backward and scaled:
+        yield "optimizer_in_backward steps before the gradient scaler has seen all gradients."
+    if r.optimizer_in_backward and (on_host or r.offload == "optimizer"):
+        yield "optimizer_in_backward, with the step on the host: every step would wait for a copy."
+    if r.optimizer_in_backward and r.ranks > 1:
+        yield "with sharding a gradient is there only when all GPUs have summed it, after backward."
+    if scaled and (on_host or r.ranks > 1):
+        yield "a gradient scaler checks gradients on one device; here they are on several."
+    if r.quantize is not None and r.lora is None:
+        yield "quantized weights cannot be trained: give them LoRA adapters (lora=16)."
+    if r.quantize is not None and on_host:
+        yield "bitsandbytes cannot fetch quantized weights layer by layer: offload something else."
+    if r.quantize is not None and r.ranks > 1:
+        yield "bitsandbytes' quantized weights cannot be cut by rows: leave out quantize or ranks."
+    if r.lora is None and r.lora_targets != ALL_LINEAR:
+        yield "lora_targets without lora: say the adapters' rank too."
+    if on_host and not r.checkpointing and r.ranks == 1:
+        yield "weights on the host save nothing without checkpointing: autograd would keep them."
+    if (on_host or r.offload == "optimizer") and r.optimizer.endswith("8bit"):
+        yield "8-bit optimizers keep their state where the GPU can reach it: offload 'adamw'."
+    if r.ranks > 1 and r.optimizer not in ("adamw", "sgd"):
+        yield "with sharding every GPU steps its own part of each tensor: 'adamw' and 'sgd' can."
+    if r.ranks > 1 and r.offload in ("activations", "optimizer"):
+        yield "with sharding the shares as a whole can live on the host: offload 'weights'."
+    if r.attention == "flash" and r.precision == "fp32":
+        yield "the flash kernel computes in half precision only: take 'sdpa' or another precision."
 
 
-def _unsupported(recipe: Recipe, gpu: Gpu) -> list[tuple[bool, str]]:
-    """Return what ``gpu`` may be unable to do: for each whether it is asked for, and the reason."""
+def _unsupported(recipe: Recipe, gpu: Gpu) -> Iterator[str]:
+    """Yield why ``gpu`` cannot do all of ``recipe``."""
     flash = recipe.attention == "flash"
     eight_bit = recipe.quantize is not None or recipe.optimizer.endswith("8bit")
-    return [
-        (
-            "bf16" in recipe.precision and not gpu.bf16_native,
+    if "bf16" in recipe.precision and not gpu.bf16_native:
+        yield (
             f"{gpu.name} has no bfloat16 in hardware: PyTorch only emulates it there. Use "
-            f"'amp-fp16' or 'fp32' instead of {recipe.precision!r}.",
-        ),
-        (
-            flash and gpu.unified,
-            f"the flash kernel is not written for {gpu.name}: take attention 'sdpa' there.",
-        ),
-        (
-            # The flash kernels are written for NVIDIA's Ampere and later, which brought bfloat16.
-            flash and not gpu.bf16_native,
-            f"{gpu.name} is too old for the flash kernel, which needs Ampere or later. Take "
-            "attention 'sdpa', which falls back to another.",
-        ),
-        (
-            eight_bit and gpu.unified,
-            f"bitsandbytes has no kernels for {gpu.name}: leave out quantize and 8-bit optimizers "
-            "there.",
-        ),
-        (
-            # Source: ``has_imma`` in bitsandbytes' cuda_specs.py, and what it is asked for.
-            recipe.quantize == "int8" and (gpu.compute_capability or (99, 0)) < (7, 5),
-            f"{gpu.name} has no int8 tensor cores, which LLM.int8() needs: take 'nf4' there.",
-        ),
-    ]
+            f"'amp-fp16' or 'fp32' instead of {recipe.precision!r}."
+        )
+    if flash and gpu.unified:
+        yield f"the flash kernel is not written for {gpu.name}: take attention 'sdpa' there."
+    # The flash kernels are written for NVIDIA's Ampere and later, which brought bfloat16.
+    if flash and not gpu.bf16_native:
+        yield f"{gpu.name} is too old for flash, which needs Ampere or later: take 'sdpa'."
+    if eight_bit and gpu.unified:
+        yield f"bitsandbytes has no kernels for {gpu.name}: no quantize, no 8-bit optimizers there."
+    # Source: ``has_imma`` in bitsandbytes' cuda_specs.py, and what it is asked for.
+    if recipe.quantize == "int8" and (gpu.compute_capability or (99, 0)) < (7, 5):
+        yield f"{gpu.name} has no int8 tensor cores, which LLM.int8() needs: take 'nf4' there."

@@ -1,8 +1,7 @@
 """A recipe as a stand-alone training script: transformers, PEFT, bitsandbytes and a plain loop.
 
 The script has what its recipe needs and nothing else, and imports nothing of labkit. It trains on a
-text file and saves the model, or its adapters. A file that exists is never overwritten. The text is
-in the templates beside this file.
+text file and saves the model, or its adapters. The text is in the templates beside this file.
 
 Where GPUs share the model, ``torchrun`` starts the script, on one machine or on many. Every rank
 has the model without memory; rank 0 alone reads the weights, and the others get their parts of
@@ -28,7 +27,7 @@ from labkit.models.config import find_config
 from labkit.models.precisions import autocast_dtype, dtype_of
 from labkit.plan.recipe import ALL_LINEAR, CHUNK_TOKENS, Recipe
 from labkit.plan.techniques import CHANGES_LOGITS, OPTIMIZERS
-from labkit.values import InputError, format_bytes
+from labkit.values import format_bytes
 
 _HUB_PAGE = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)")
 
@@ -39,20 +38,12 @@ def write_script(
     """Write the script of ``recipe`` to ``path``, a new file. Other arguments as `script`.
 
     Raises:
-        InputError: the file exists or cannot be written.
+        OSError: the file exists, or cannot be written.
     """
     path = Path(path)
     text = script(recipe, model=model, needed_bytes=needed_bytes, gpu=gpu)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise InputError(
-            f"{path} exists, and a script you may have changed is not overwritten: "
-            "name another file"
-        ) from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
     return path
 
 

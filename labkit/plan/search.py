@@ -37,13 +37,12 @@ class Option:
     """One recipe that was simulated.
 
     Attributes:
-        recipe: how to train.
         group: ``"same"`` training as float32 AdamW by other means, or ``"changed"``.
         changes: what it trains otherwise, a sentence each.
         costs: what it pays without training otherwise, a sentence each.
         needed_bytes: what PyTorch's allocator takes of each GPU, DDP's buckets included.
         host_bytes: in host memory, for each GPU.
-        fits: whether it fits the GPU with the margin, and the host's memory where that was given.
+        fits: with the margin, and in the host's memory where that was given.
         flops, moved_bytes, link_bytes, sent_bytes: of one step on one GPU.
         seconds_per_token: lower bound, of all GPUs together, without what they send each other.
     """
@@ -63,13 +62,7 @@ class Option:
 
     def sort_key(self) -> tuple:
         """Sort by the fewest changes, the lowest bound, the least memory."""
-        return (
-            GROUPS.index(self.group),
-            len(self.changes),
-            self.seconds_per_token,
-            self.needed_bytes,
-            str(self.recipe),
-        )
+        return (len(self.changes), self.seconds_per_token, self.needed_bytes, str(self.recipe))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy; `Recipe.from_dict` reads its recipe."""
@@ -82,9 +75,6 @@ class Room:
 
     gpu_bytes: int
     host_bytes: int | None
-
-    def holds(self, needed_bytes: int, host_bytes: int) -> bool:
-        return self.taken(needed_bytes, host_bytes) <= self.gpu_bytes
 
     def taken(self, needed_bytes: int, host_bytes: int) -> int:
         """Return the scarcer of both needs, as the same share of the GPU's room."""
@@ -116,10 +106,6 @@ class Search:
         self.shapes = shapes_of(self.config)
         self.most_batch = min(MOST_BATCH, 1 << (MOST_TOKENS // self.seq_len).bit_length() - 1)
 
-    @property
-    def fitting(self) -> list[Option]:
-        return [option for option in self.options.values() if option.fits]
-
     def all(self) -> None:
         """Try every configuration that could be the best."""
         for configuration in candidates.configurations(self.gpu, self.seq_len, self.only):
@@ -136,7 +122,7 @@ class Search:
         """Return whether a configuration that changes less fits without offloading."""
         if configuration.lora:
             return False
-        full = [option for option in self.fitting if option.recipe.lora is None]
+        full = [o for o in self.options.values() if o.fits and o.recipe.lora is None]
         if configuration.precision == "fp32":
             return bool(full)
         paged = configuration.optimizer == "paged-adamw8bit"  # counts as one change more
@@ -181,24 +167,23 @@ class Search:
         least_bytes = self._least_bytes(level)
         if self.least_of_all is None or least_bytes < self._least_bytes(self.least_of_all):
             self.least_of_all = level
-        too_large = least_bytes > self.room.gpu_bytes
-        self.ruled_out += too_large
-        return too_large
+        self.ruled_out += least_bytes > self.room.gpu_bytes
+        return least_bytes > self.room.gpu_bytes
 
     def _least_bytes(self, level: Recipe) -> int:
         return candidates.least_bytes(level, self.shapes, self.gpus)
 
     def _largest_batch(self, level: Recipe, start: int) -> list[Option]:
         """Return the options tried on the way to the largest batch that fits."""
-        least_bytes, room = self._least_bytes(level), self.room
         options: list[Option] = []
         taken: dict[int, int] = {}
         batch: int | None = start
         while batch is not None:
             option = self._simulate(level.but(batch_size=batch))
             options.append(option)
-            taken[batch] = room.taken(option.needed_bytes, option.host_bytes)
-            batch = next_batch(taken, room.gpu_bytes, least_bytes, self.most_batch)
+            taken[batch] = self.room.taken(option.needed_bytes, option.host_bytes)
+            least_bytes, most_bytes = self._least_bytes(level), self.room.gpu_bytes
+            batch = next_batch(taken, most_bytes, least_bytes, self.most_batch)
         return options
 
     def _simulate(self, recipe: Recipe) -> Option:
@@ -211,8 +196,8 @@ class Search:
         run, needed = found.run, self._needed_bytes(found)
         changes = candidates.changes(recipe, self.shapes)
         crossing = candidates.link_bytes(recipe, self.shapes, bytes_to_host(found))
-        flops, moved = run.flops or 0, run.moved_bytes or 0
-        seconds = least_seconds(self.gpu, recipe.precision, flops, moved, crossing)
+        precision = recipe.precision
+        seconds = least_seconds(self.gpu, precision, run.flops, run.moved_bytes, crossing)
         return Option(
             recipe=recipe,
             group="changed" if changes else "same",
@@ -220,9 +205,9 @@ class Search:
             costs=candidates.costs(recipe, crossing, run.sent_bytes),
             needed_bytes=needed,
             host_bytes=run.host_bytes,
-            fits=self.room.holds(needed, run.host_bytes),
-            flops=flops,
-            moved_bytes=moved,
+            fits=self.room.taken(needed, run.host_bytes) <= self.room.gpu_bytes,
+            flops=run.flops,
+            moved_bytes=run.moved_bytes,
             link_bytes=crossing,
             seconds_per_token=seconds / (recipe.tokens * self.gpus),
             sent_bytes=run.sent_bytes,
@@ -241,7 +226,7 @@ class Search:
                 found = estimate(self.config, gpu=gpu, recipe=recipe)
             except InputError:  # it cannot run the recipe
                 continue
-            if found.fits and self._needed_bytes(found) <= room_bytes(gpu.budget_bytes, margin):
+            if found.fits and self._needed_bytes(found) <= gpu.budget_bytes * (1 - margin):
                 return gpu.key
         return None
 
@@ -251,11 +236,8 @@ def next_batch(
 ) -> int | None:
     """Return the batch to simulate next on the way to the largest that fits; None when it is found.
 
-    Args:
-        needed: bytes that each batch tried so far takes; powers of two.
-        room_bytes: what may be taken.
-        least_bytes: lower bound of what is taken whatever the batch.
-        most_batch: the largest worth trying, a power of two.
+    ``needed`` has the bytes that each batch tried so far takes, ``least_bytes`` is a lower bound
+    for any batch. Batches are powers of two.
     """
     fit = [batch for batch, nbytes in needed.items() if nbytes <= room_bytes]
     miss = [batch for batch, nbytes in needed.items() if nbytes > room_bytes]
@@ -304,11 +286,6 @@ def least_seconds(
     link = candidates.link_gb_per_s(gpu)
     crossing = crossing_bytes / (link * 1e9) if link else 0.0
     return max(arithmetic, moved_bytes / (gpu.bandwidth_gb_per_s * 1e9)) + crossing
-
-
-def room_bytes(capacity_bytes: int, margin: float) -> int:
-    """Return what a recipe may take of ``capacity_bytes``."""
-    return math.floor(capacity_bytes * (1 - margin))
 
 
 # --- as text --------------------------------------------------------------------------------------

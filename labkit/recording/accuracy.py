@@ -62,27 +62,15 @@ class AccuracyTable:
 
     @classmethod
     def from_dict(cls, record: Any) -> "AccuracyTable":
-        """Read what the benchmark wrote.
-
-        Raises:
-            InputError: a field is missing, of the wrong kind or out of range.
-        """
+        """Read what the benchmark wrote; an `InputError` names a field that is wrong."""
         return read_record(cls, record, "an accuracy table")
 
 
 def load(path: Path | str) -> AccuracyTable:
-    """Read the table stored at ``path``.
-
-    Raises:
-        InputError: there is no such file, it is too large, not JSON, or not a valid table.
-    """
+    """Read the table stored at ``path``, as `read_file` does."""
     return read_file(Path(path), AccuracyTable.from_dict, "an accuracy table")
 
 
 def recorded(folder: Path | str | None = None) -> dict[str, AccuracyTable]:
-    """Return the tables of all GPUs by key. A broken file is named in a warning and left out.
-
-    Args:
-        folder: holds ``<gpu>/accuracy.json``; the course's own recordings if None.
-    """
+    """Return the tables of all GPUs by key, as `read_folders` reads them."""
     return {gpu: table for (gpu, _), table in read_folders(folder, FILE, load).items()}

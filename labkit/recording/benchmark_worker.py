@@ -1,15 +1,12 @@
 """Run one benchmark: ``python -P -m labkit.recording.benchmark_worker BENCHMARK OUT``.
 
-Measures each recipe of BENCHMARK (a record as JSON) beside its prediction, and writes the result to
-OUT atomically.
+Measures each recipe of BENCHMARK (a record as JSON) beside its prediction.
 
 Exit codes: 0 the result is written; 2 this machine cannot run the benchmark, and the last line of
 standard error says why; anything else is an error with its traceback.
 
 Limits: the largest batch is one that fits where the next does not; each fragments memory in its own
-way, so that a larger one may fit now and then. Under a pretended budget the prediction is for this
-GPU's kernels with that budget, as the run is. On a CPU the run is tracked and the prediction is for
-this CPU.
+way, so that a larger one may fit now and then. On a CPU the run is tracked.
 """
 
 import bisect
@@ -30,11 +27,11 @@ from labkit.measurement import measure
 from labkit.plan.estimate import estimate
 from labkit.plan.recipe import MOST_TOKENS, Recipe
 from labkit.plan.training import training
-from labkit.recording.benchmark_result import Benchmark, BenchmarkResult, Entry
+from labkit.recording.benchmarks import Benchmark, BenchmarkResult, Entry
 from labkit.runs import Run
 from labkit.simulation import simulate
 from labkit.support.files import write_atomic
-from labkit.values import InputError, format_bytes, read_record
+from labkit.values import InputError, read_record
 
 #: The first two are tracked, the others timed.
 STEPS = 6
@@ -46,14 +43,8 @@ CANNOT = 2
 
 
 def run_benchmark(benchmark: Benchmark) -> BenchmarkResult:
-    """Run every recipe of ``benchmark`` on this machine, and print a line for each.
-
-    Raises:
-        InputError: the machine cannot do it: less memory than is pretended, a technique that it
-            does not support, a model that is unknown or cannot be trained so.
-    """
+    """Run every recipe of ``benchmark``; an `InputError` says why this machine cannot do it."""
     started = time.monotonic()
-    _check(benchmark)
     entries = []
     for label, recipe in benchmark.recipes:
         if benchmark.largest_batch:
@@ -61,10 +52,6 @@ def run_benchmark(benchmark: Benchmark) -> BenchmarkResult:
         else:
             predicted = _predict(benchmark, recipe)
             entry = Entry(label, recipe, _run(benchmark, recipe), predicted)
-        run, predicted_bytes = entry.run, entry.predicted.peak_bytes
-        outcome = str(run.oom) if run.oom else f"peak {format_bytes(run.peak_bytes)}"
-        predicted_text = f"predicted {format_bytes(predicted_bytes)}"
-        print(f"{label} ({entry.recipe}): {outcome}, {predicted_text}", flush=True)
         entries.append(entry)
     return BenchmarkResult(
         benchmark=benchmark,
@@ -73,15 +60,6 @@ def run_benchmark(benchmark: Benchmark) -> BenchmarkResult:
         seconds=round(time.monotonic() - started, 3),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _check(benchmark: Benchmark) -> None:
-    """Refuse before the first run what could not be measured to its end."""
-    with _within_budget(benchmark):
-        for _, recipe in benchmark.recipes:
-            training(benchmark.model, recipe)
-            if _on_gpu():
-                recipe.check(this_machine.this_gpu())
 
 
 def _largest_batch(benchmark: Benchmark, label: str, recipe: Recipe) -> Entry:
@@ -105,9 +83,8 @@ def _largest_batch(benchmark: Benchmark, label: str, recipe: Recipe) -> Entry:
     while batch_size > 1 and not fits(batch_size):
         batch_size -= 1
     fits(batch_size)
-    tried = tuple((batch, runs[batch].oom is None) for batch in sorted(runs))
     recipe = recipe.but(batch_size=batch_size)
-    return Entry(label, recipe, runs[batch_size], _predict(benchmark, recipe), tried)
+    return Entry(label, recipe, runs[batch_size], _predict(benchmark, recipe))
 
 
 def _run(benchmark: Benchmark, recipe: Recipe) -> Run:

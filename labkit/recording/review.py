@@ -1,9 +1,7 @@
 """Check the recordings that someone sends in: ``labkit record --check results/<gpu>``.
 
-Every file is read by the reader that shows it, which validates it. There may be only files that
-`labkit record` writes, of one GPU, after which the folder is named.
-
-Limits: figures that could be true are believed.
+There may be only files that `labkit record` writes, of one GPU, after which the folder is named.
+Figures that could be true are believed.
 """
 
 from collections.abc import Iterator
@@ -14,16 +12,12 @@ from labkit.course.results import Result
 from labkit.hardware.this_machine import gpu_key
 from labkit.recording import accuracy, benchmarks
 from labkit.recording.accuracy import AccuracyTable
-from labkit.recording.benchmark_result import BenchmarkResult
+from labkit.recording.benchmarks import BenchmarkResult
 from labkit.values import InputError
 
 
 def problems(folder: Path) -> list[str]:
-    """Return what is wrong with the recordings in ``folder``, ``results/<gpu>``, in sentences.
-
-    Raises:
-        InputError: there is no such folder.
-    """
+    """Return what is wrong with the recordings in ``folder``, ``results/<gpu>``, in sentences."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; `labkit record` makes results/<gpu>")
     found = []

@@ -1,29 +1,48 @@
-"""What the peak of each run was made of, beside the device's capacity.
+"""Bars made of parts: what the peak of each run was made of, or whatever else adds up.
 
-Limits: bars are to scale, so beside a run a thousand times larger a small one is a hairline;
-its total and the table still give its size.
+    bars([baseline, checkpointed], against=baseline)
+    stacked_bars({"in memory": {"device": 4 << 30}, "on disk": {"disk": 4 << 30}})
+
+Limits: bars are to scale, so beside one a thousand times longer another is a hairline; its total
+and the table still give its size.
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 
 from labkit.runs import Run
 from labkit.show.picture import (
     ALARM,
-    EDGE,
-    RESERVE,
+    GREY,
+    INK,
+    LIMIT_LINE,
+    PAPER,
+    RESERVED,
     Picture,
-    category_legend,
+    area_legend,
     fill,
+    note,
     one_line,
+    scale,
     showing,
 )
-from labkit.show.stacked_bars import HEIGHT, capacity_line, draw_stack, scale_bars, write_total
-from labkit.show.tables import as_runs, build_table, change_text, held, run_labels, sources
+from labkit.show.tables import (
+    as_runs,
+    build_table,
+    change_text,
+    finite_number,
+    held,
+    run_labels,
+    sources,
+)
+from labkit.support.html_table import MISSING
 from labkit.trace import Category
-from labkit.values import format_bytes
+from labkit.values import InputError, format_bytes
+
+HEIGHT, THIN = 0.62, 0.16  # of a bar, and of what is reserved beyond it; a row is 1
 
 
 def draw_bars(
@@ -55,19 +74,30 @@ def draw_bars(
     """
     runs = as_runs(runs)
     names = run_labels(runs, labels)
-    used = [category for category in Category if any(category in held(run) for run in runs)]
-    reserve = any(not run.oom and (run.reserved_bytes or 0) > run.peak_bytes for run in runs)
+    places = sources(runs)
+    stacks = [_parts(run) for run in runs]
+    used = [name for name in (*Category, RESERVED) if any(stack.get(name) for stack in stacks)]
     capacities = {run.capacity_bytes for run in runs}
     figure = Picture(
         title or "Peak memory by category",
-        " and ".join(sources(runs)),
+        " and ".join(places),
         body=66 + 46 * len(runs),
-        legend=category_legend(used, reserve=reserve),
+        legend=area_legend(used),
     )
     with figure.drawing() as axes:
-        ends = [_draw_bar(axes, y, run, against) for y, run in enumerate(runs)]
-        mixed = len(sources(runs)) > 1
-        written = [_name(name, run, mixed) for name, run in zip(names, runs, strict=True)]
+        ends, written = [], []
+        for y, (name, run, stack) in enumerate(zip(names, runs, stacks, strict=True)):
+            end = draw_stack(axes, y, stack)
+            ends.append(_draw_failure(axes, y, run, int(end)) if run.oom else end)
+            lines = textwrap.wrap(one_line(name, 300), 30, max_lines=2, placeholder=" …")
+            if len(places) > 1:
+                lines.append(textwrap.shorten(run.label, 36, placeholder=" …"))
+            written.append("\n".join(lines))
+            if not run.oom:
+                text = format_bytes(run.peak_bytes)
+                if against is not None and run is not against and not against.oom:
+                    text += f"  ({change_text(run.peak_bytes, against.peak_bytes)})"
+                write_total(axes, text, end, y)
         scale_bars(axes, written, max(ends))
         if capacity and len(capacities) == 1 and runs[0].capacity_bytes:
             capacity_line(axes, runs[0].device, runs[0].capacity_bytes)
@@ -80,28 +110,19 @@ def draw_bars(
 bars = showing(draw_bars)
 
 
-def _name(name: str, run: Run, with_source: bool) -> str:
-    lines = textwrap.wrap(one_line(name, 300), 30, max_lines=2, placeholder=" …")
-    if with_source:
-        lines.append(textwrap.shorten(run.label, 36, placeholder=" …"))
-    return "\n".join(lines)
+def _parts(run: Run) -> dict[str, int]:
+    """Return what the run held, and what was reserved beyond it."""
+    if run.oom or not run.reserved_bytes:
+        return held(run)
+    return {**held(run), RESERVED: max(0, run.reserved_bytes - run.peak_bytes)}
 
 
-def _draw_bar(axes: Axes, y: int, run: Run, against: Run | None) -> int:
-    """Draw the bar of a run with its total behind it; return where it ends.
+def _draw_failure(axes: Axes, y: int, run: Run, total: int) -> int:
+    """Draw what a run that held ``total`` bytes asked for in vain; return where that ends.
 
-    A request that failed is cut at half of what the device can hold: some ask for a hundred times
-    as much, and the bars would shrink to nothing beside it.
+    It is cut at half of what the device can hold: some ask for a hundred times as much, and the
+    bars would shrink to nothing beside it.
     """
-    total = int(draw_stack(axes, y, held(run), {category: fill(category) for category in Category}))
-    if not run.oom:
-        end = max(total, run.reserved_bytes or 0)
-        axes.barh(y, end - total, left=total, height=0.16, facecolor=RESERVE, zorder=2, **EDGE)
-        text = format_bytes(run.peak_bytes)
-        if against is not None and run is not against and not against.oom:
-            text += f"  ({change_text(run.peak_bytes, against.peak_bytes)})"
-        write_total(axes, text, end, y)
-        return end
     requested_bytes = run.oom.requested_bytes
     end = total + min(requested_bytes, max(total, run.capacity_bytes or 0) // 2)
     box = {"facecolor": "none", "edgecolor": ALARM, "linestyle": "--", "linewidth": 1.4}
@@ -119,3 +140,107 @@ def _phrase(name: str, run: Run) -> str:
     ending = "out of memory at " if run.oom else ""
     mostly = f", mostly {max(parts, key=parts.get)}" if parts else ""
     return f"{name}: {ending}{format_bytes(sum(parts.values()))}{mostly}"
+
+
+# --- whatever adds up ---------------------------------------------------------------------------
+
+
+def draw_stacked_bars(
+    bars: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    write: Callable[[float], str] = format_bytes,
+    source: str = "",
+    limit: tuple[str, int] | None = None,
+) -> Picture:
+    """Draw what each bar is made of, with the numbers in a table beneath.
+
+    Args:
+        bars: for each bar's name its parts: how much of what. A part may be missing. One named
+            after a category has the category's colour; ``RESERVED`` does not count in the sum.
+        title: what the figure shows.
+        write: how an amount is written; `seconds_text` for seconds.
+        source: where the numbers come from.
+        limit: a device and how many bytes it can hold, for a line.
+
+    Returns:
+        The figure; ``stacked_bars`` has shown it, ``draw_stacked_bars`` has not.
+
+    Raises:
+        InputError: no bars, or an amount that is negative or no number.
+    """
+    if not any(bars.values()):
+        raise InputError("there is nothing to draw: pass {bar: {part: amount}}")
+    for bar, amounts in bars.items():
+        for name, amount in amounts.items():
+            if finite_number(amount, f"{name} of {bar!r}") < 0:
+                raise InputError(f"{name} of {bar!r} must not be negative: {amount}")
+    names = dict.fromkeys(part for bar in bars.values() for part in bar)
+    names = [name for name in names if any(bar.get(name) for bar in bars.values())]
+    figure = Picture(title, source, body=66 + 42 * len(bars), legend=area_legend(names))
+    sums = {bar: sum(amounts.values()) - amounts.get(RESERVED, 0) for bar, amounts in bars.items()}
+    with figure.drawing() as axes:
+        ends = []
+        for y, (bar, amounts) in enumerate(bars.items()):
+            ends.append(draw_stack(axes, y, {name: amounts.get(name, 0) for name in names}))
+            write_total(axes, write(sums[bar]), ends[-1], y)
+        scale_bars(axes, [one_line(bar, 34) for bar in bars], max(ends), write)
+        if limit:
+            capacity_line(axes, *limit)
+    columns = [name for name in names if name != RESERVED] + ["together"]
+    columns += [RESERVED] * (RESERVED in names)
+    rows = []
+    for bar, amounts in bars.items():
+        known = {**amounts, "together": sums[bar]}
+        rows.append([bar, *(write(known[c]) if c in known else MISSING for c in columns)])
+    figure.describe("Stacked bars", ["", *columns], rows)
+    return figure
+
+
+stacked_bars = showing(draw_stacked_bars)
+
+
+# --- shared by all bars --------------------------------------------------------------------------
+
+
+def draw_stack(axes: Axes, y: float, parts: Mapping[str, float]) -> float:
+    """Draw one bar, its parts one after the other, and return where it ends."""
+    start = 0.0
+    for number, (name, amount) in enumerate(parts.items()):
+        height = THIN if name == RESERVED else HEIGHT
+        axes.barh(y, amount, left=start, height=height, **fill(name, number))
+        start += amount
+    return start
+
+
+def write_total(axes: Axes, text: str, end: float, y: float, **style: Any) -> None:
+    """Write a text behind the end of a bar; the figure makes room for it."""
+    style = {"size": 10.5, "weight": "bold", **style}
+    note(axes, text, (end, y), (8, 0), va="center", bbox=PAPER, zorder=6, **style)
+
+
+def scale_bars(
+    axes: Axes, names: Sequence[str], most: float, write: Callable[[float], str] = format_bytes
+) -> None:
+    """Name the bars, the first at the top, and let the axis end at ``most``."""
+    axes.set_yticks(range(len(names)), names, color=INK)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(0, most or 1)
+    axes.spines["left"].set(color="#777777", zorder=5)
+    axes.grid(axis="x")
+    scale(axes.xaxis, write, 5)
+
+
+def capacity_line(axes: Axes, device: str, capacity_bytes: int) -> None:
+    """Draw what a device can hold as a line; where it is far off, as text at the edge."""
+    high = axes.get_xlim()[1]
+    text = f"{device} can hold {format_bytes(capacity_bytes)}"
+    place = {"xycoords": axes.get_xaxis_transform(), "ha": "right"}
+    if capacity_bytes > 4 * high:
+        note(axes, f"{text} →", (high, 1), (0, 5), color=GREY, **place)
+        return
+    axes.set_xlim(0, max(high, 1.04 * capacity_bytes))
+    axes.axvline(capacity_bytes, zorder=4, **LIMIT_LINE)
+    if capacity_bytes < axes.get_xlim()[1] / 2:
+        place["ha"] = "left"
+    note(axes, text, (capacity_bytes, 1), (0, 5), **place)

@@ -15,65 +15,27 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import ipywidgets
 from IPython.display import display
+from ipywidgets import HTML, Dropdown, HBox, Output, SelectionSlider, Text, VBox
 from traitlets import TraitError
 
 from labkit.hardware import catalogue, cuda
 from labkit.models.catalogue import MODELS
-from labkit.plan.estimate import estimate
-from labkit.plan.formula import formula_estimate
+from labkit.plan.estimate import Estimate, estimate
+from labkit.plan.formula import Envelope, formula_estimate
 from labkit.plan.recipe import ATTENTIONS, OPTIMIZERS, QUANTIZATIONS, Recipe
 from labkit.show.cards import BAD, GOOD, WARM, Look, Shown, notice
 from labkit.show.controls import named
-from labkit.show.formula_bars import Pair, draw_formula_bars, part_table
+from labkit.show.formula_bars import draw_formula_bars, part_table
 from labkit.support.html_table import Rich
 from labkit.values import GIB, PRECISIONS, InputError, format_bytes
 
-PAUSE_SECONDS = 0.15  # dragging a slider passes values that nobody wants to read
+PAUSE_SECONDS = 0.15  # arrow keys pass values that nobody wants to read
 MOST_ANSWERS = 64
 CLOSE_BYTES = GIB // 2  # the catalogue's capacities vary this much with driver and ECC
 OTHER_MODEL = "another …"
 FIRST = {"model": "Llama-3.1-8B", "gpu": "a100-80gb", "precision": "bf16", "seq_len": 4096}
 NONE = "none"  # a menu whose value is None shows nothing at all
-
-
-def _gpu_name(gpu: catalogue.Gpu) -> str:
-    """Return ``"RTX 4090 (24 GB)"``: what fits in a menu."""
-    name = gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD ")
-    size = f"{gpu.memory_gb:g} GB"
-    return name if name.endswith(size) else f"{name} ({size})"
-
-
-_named = functools.partial(named, label_width="104px", width="340px")
-
-
-def _slider(name: str, options: list[int]) -> Any:
-    return _named(ipywidgets.SelectionSlider(options=options), name)
-
-
-def _menu(name: str, options: list[Any]) -> Any:
-    return _named(ipywidgets.Dropdown(options=options), name)
-
-
-def _controls() -> dict[str, Any]:
-    hint = "folder, or owner/name on the hub"
-    other_model = ipywidgets.Text(placeholder=hint, continuous_update=False)
-    ranks = [4, 8, 16, 32, 64, 128]
-    gpus = [(_gpu_name(gpu), gpu.key) for gpu in catalogue.gpus()]
-    return {
-        "model": _menu("model", [*MODELS, OTHER_MODEL]),
-        "other_model": _named(other_model, "its config"),
-        "gpu": _menu("card", gpus),
-        "batch_size": _slider("sequences", [1 << power for power in range(8)]),
-        "seq_len": _slider("tokens in each", [1 << power for power in range(7, 16)]),
-        "precision": _menu("precision", list(PRECISIONS)),
-        "optimizer": _menu("optimizer", list(OPTIMIZERS)),
-        "checkpointing": _menu("checkpointing", [("off", False), ("on", True)]),
-        "attention": _menu("attention", list(ATTENTIONS)),
-        "lora": _menu("LoRA rank", [NONE, *((str(rank), rank) for rank in ranks)]),
-        "quantize": _menu("quantised to", [NONE, *QUANTIZATIONS]),
-    }
 
 
 def calculator(**first: Any) -> "Calculator":
@@ -98,21 +60,24 @@ class Calculator(Shown):
 
     Attributes:
         controls: the widgets by name; ``other_model`` is a text, read if ``model`` says so.
-        message: an HTML widget that says what was found, or why a choice is refused: ``said``.
+        message, said: what was found, or why a choice is refused, as a widget and as text.
         result: an Output widget with the figure and the table.
         pair: the formula and the estimate shown; None where a choice is refused.
     """
 
     def __init__(self, first: Mapping[str, Any]) -> None:
         self.controls = _controls()
-        self.message, self.result = ipywidgets.HTML(), ipywidgets.Output()
-        self.pair: Pair | None = None
+        self.message, self.result = HTML(), Output()
+        self.pair: tuple[Envelope, Estimate] | None = None
         self._answer = functools.lru_cache(MOST_ANSWERS)(self._trace)
         self._waiting: asyncio.TimerHandle | None = None
         self._set(first)
         for control in self.controls.values():
             control.observe(self._changed, names="value")
-        self.widget = _arranged(self.controls, self.message, self.result)
+        left = VBox([*self.controls.values()], layout={"width": "364px", "flex": "0 0 auto"})
+        layout = {"flex": "1 1 560px", "min_width": "320px"}  # below where the page is narrow
+        right = VBox([self.message, self.result], layout=layout)
+        self.widget = HBox([left, right], layout={"flex_flow": "row wrap"})
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -124,10 +89,7 @@ class Calculator(Shown):
         return {name: None if value == NONE else value for name, value in values.items()}
 
     def show(self) -> "Calculator":
-        """Compute the first choice, then show everything; a static figure if there are no widgets.
-
-        Both are one output, of which a frontend shows what it can.
-        """
+        """Compute the first choice and show all, as one output: a frontend shows what it can."""
         self.update()
         static = Rich(self.message.value, self.said) + self._picture()
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
@@ -138,13 +100,7 @@ class Calculator(Shown):
         return self
 
     def update(self) -> None:
-        """Answer what the controls say now.
-
-        Raises nothing but an interrupt: what goes wrong is shown.
-        """
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        """Answer what the controls say now; what goes wrong is shown, not raised."""
         other = self.controls["model"].value == OTHER_MODEL
         self.controls["other_model"].layout.display = None if other else "none"
         self.pair, self.result.outputs = None, ()
@@ -159,7 +115,7 @@ class Calculator(Shown):
             data = self._picture()._repr_mimebundle_()
             output = {"output_type": "display_data", "data": data, "metadata": {}}
             self.result.outputs = (output,)
-            self._say(*verdict(self.pair))
+            self._say(*verdict(*self.pair))
 
     def _say(self, text: str, look: Look | None = None) -> None:
         self.said, self.message.value = text, notice(text, look)
@@ -175,7 +131,7 @@ class Calculator(Shown):
             self._waiting.cancel()
         self._waiting = loop.call_later(PAUSE_SECONDS, self.update)
 
-    def _trace(self, model: str, gpu: str, **fields: Any) -> Pair:
+    def _trace(self, model: str, gpu: str, **fields: Any) -> tuple[Envelope, Estimate]:
         device = catalogue.gpu(gpu)
         if not model:
             raise InputError("name a folder with a config.json, or a model of the hub")
@@ -184,7 +140,7 @@ class Calculator(Shown):
         formula = formula_estimate(model, recipe=recipe)
         said = format_bytes(formula.total_bytes)
         self._say(f"The formula says {said}. Tracing a step of {formula.model} …")
-        return Pair(formula, estimate(model, gpu=device, recipe=recipe))
+        return formula, estimate(model, gpu=device, recipe=recipe)
 
     def _set(self, chosen: Mapping[str, Any]) -> None:
         first = {**FIRST, **chosen}
@@ -195,38 +151,54 @@ class Calculator(Shown):
         if "precision" not in chosen and not gpu.bf16_native:
             first["precision"] = "amp-fp16"
         for name, value in first.items():
-            if name not in self.controls:
-                raise InputError(f"the calculator has no control {name!r}")
             try:
                 self.controls[name].value = NONE if value is None else value
-            except TraitError as error:
+            except (KeyError, TraitError) as error:
                 raise InputError(f"the calculator does not offer {name}={value!r}") from error
 
     def _picture(self) -> Rich:
         if self.pair is None:
             return Rich("", "")
-        name = f"{self.pair.formula.model}: {self.pair.formula.recipe}"
+        formula, _ = self.pair
+        name = f"{formula.model}: {formula.recipe}"
         picture = draw_formula_bars({name: self.pair}, title=name)
-        picture.table = part_table(self.pair)
+        picture.table = part_table(*self.pair)
         return picture.rich()
 
 
-def _arranged(controls: Mapping[str, Any], message: Any, result: Any) -> Any:
-    """Put the controls beside the answer, or above it where the page is narrow."""
-    groups = {"model": "What", "batch_size": "How much", "precision": "How"}
-    column = []
-    for name, control in controls.items():
-        if name in groups:
-            column.append(ipywidgets.HTML(f"<b>{groups[name]}</b>"))
-        column.append(control)
-    left = ipywidgets.VBox(column, layout={"width": "364px", "flex": "0 0 auto"})
-    right = ipywidgets.VBox([message, result], layout={"flex": "1 1 560px", "min_width": "320px"})
-    return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
+def _controls() -> dict[str, Any]:
+    """Return the controls by name, each with its label."""
+    gpus = [(_gpu_name(gpu), gpu.key) for gpu in catalogue.gpus()]
+    lengths = [1 << power for power in range(7, 16)]
+    ranks = [(str(rank), rank) for rank in (4, 8, 16, 32, 64, 128)]
+    hint = "folder, or owner/name on the hub"
+    controls = {
+        "model": ("model", Dropdown(options=[*MODELS, OTHER_MODEL])),
+        "other_model": ("its config", Text(placeholder=hint, continuous_update=False)),
+        "gpu": ("card", Dropdown(options=gpus)),
+        "batch_size": ("sequences", SelectionSlider(options=[1 << n for n in range(8)])),
+        "seq_len": ("tokens in each", SelectionSlider(options=lengths)),
+        "precision": ("precision", Dropdown(options=PRECISIONS)),
+        "optimizer": ("optimizer", Dropdown(options=[*OPTIMIZERS])),
+        "checkpointing": ("checkpointing", Dropdown(options=[("off", False), ("on", True)])),
+        "attention": ("attention", Dropdown(options=[*ATTENTIONS])),
+        "lora": ("LoRA rank", Dropdown(options=[(NONE, NONE), *ranks])),
+        "quantize": ("quantised to", Dropdown(options=[NONE, *QUANTIZATIONS])),
+    }
+    return {
+        name: named(control, label, label_width="104px", width="340px")
+        for name, (label, control) in controls.items()
+    }
 
 
-def verdict(pair: Pair) -> tuple[str, Look]:
+def _gpu_name(gpu: catalogue.Gpu) -> str:
+    """Return ``"GeForce RTX 4090 (24 GB)"``."""
+    name = gpu.name.removeprefix("NVIDIA ")
+    return name if name.endswith("GB") else f"{name} ({gpu.memory_gb:g} GB)"
+
+
+def verdict(formula: Envelope, trace: Estimate) -> tuple[str, Look]:
     """Return what was found, a line each, and its look."""
-    formula, trace = pair
     need_bytes, room_bytes = trace.peak_reserved_bytes, trace.capacity_bytes
     need, room, device = format_bytes(need_bytes), format_bytes(room_bytes), trace.run.device
     if trace.fits:
@@ -246,12 +218,12 @@ def verdict(pair: Pair) -> tuple[str, Look]:
     else:
         said += " and would have sent you into an out-of-memory error."
     lines = [head, said]
-    missing = {row: row.peak_bytes - (row.formula_bytes or 0) for row in pair.rows}
+    missing = {row: row.peak_bytes - (row.formula_bytes or 0) for row in formula.beside(trace.run)}
     most = max(missing, key=missing.get)
     if missing[most] > trace.peak_allocated_bytes // 100:
         lines.append(
             f"What it misses most at the peak is {most.part}: {format_bytes(most.peak_bytes)}, "
             f"where it counts {format_bytes(most.formula_bytes or 0)}."
         )
-    lines.append(f"No schedule of this recipe goes below {format_bytes(trace.floor_bytes)} (▲).")
+    lines.append(f"No schedule of this recipe goes below {format_bytes(trace.floor_bytes)}.")
     return "\n".join(lines), look

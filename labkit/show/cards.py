@@ -19,8 +19,6 @@ from markupsafe import Markup, escape
 from labkit.support.html_table import Rich
 from labkit.values import one_of
 
-PAPER, INK, SOFT = "#ffffff", "#1b2430", "#4a5663"
-
 
 class Look(NamedTuple):
     """A symbol and the colour of badge and edge; white on it is readable (contrast over 4.5)."""
@@ -141,13 +139,8 @@ def build_card(
 ) -> Card:
     """Return a card without showing it: a badge, a title, and what stands below.
 
-    Args:
-        look: symbol and colour.
-        badge: what the symbol means, as text.
-        title: beside the badge.
-        body: paragraphs, separated by blank lines; backticks mark code.
-        rows: names and values.
-        code: source, below all.
+    The badge says what the look's symbol means. In the body blank lines separate paragraphs, and
+    backticks mark code; below it stand rows of names and values, and source code.
     """
     html = _template.render(
         look=look,

@@ -26,11 +26,7 @@ def named(control: Any, name: str, *, label_width: str, **layout: str) -> Any:
 class LiveFigure:
     """A static figure below the widgets that becomes a part of them as soon as it changes.
 
-    Where nobody can click the static one remains. A page that was opened again meanwhile keeps it
-    beside the live one, as it does not know its display id.
-
-    Attributes:
-        widget: an HTML widget, empty before the first change.
+    Where nobody can click the static one remains. ``widget`` is empty before the first change.
     """
 
     def __init__(self) -> None:

@@ -10,36 +10,31 @@ hide each other; time covered twice counts once. Times must come from one clock.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from labkit.show.picture import (
     ASIDE,
-    EDGE,
     GREY,
     LINE_COLOURS,
     Picture,
+    area_legend,
+    fill,
     fits,
     note,
     one_line,
     scale,
 )
-from labkit.show.tables import finite_number, seconds_text
+from labkit.show.tables import seconds_text
 from labkit.toolbox.spans import Span
 from labkit.values import InputError
 
 ROW = 26  # pixels; a chart's name takes a row, too
 HEIGHT = 0.84  # of a span; a row is 1
-# Blue and orange for these two, everywhere; others get the colours that are left, in order.
-KNOWN = {"forward": (LINE_COLOURS[0], ""), "backward": (LINE_COLOURS[4], "///")}
-OTHERS = (*zip(LINE_COLOURS[1:4], ("...", "---", "ooo"), strict=True), (LINE_COLOURS[5], "\\\\"))
 IDLE = {"facecolor": "#F1F1F1", "edgecolor": "#808080", "hatch": "xxxx", "linewidth": 0}
 
-Rows = Mapping[str, Iterable[Sequence[Any]]]
-Chart = Mapping[str, list[Span]]
+Rows = Mapping[str, Iterable[Span]]
 
 
 def idle_share(rows: Rows) -> float:
@@ -49,18 +44,17 @@ def idle_share(rows: Rows) -> float:
         rows: for each device its spans, as for `gantt`.
 
     Raises:
-        InputError: no span, or one that cannot be drawn.
+        InputError: nothing ran.
     """
-    chart, duration = _read("", rows)
-    return 1 - sum(map(_busy, chart.values())) / (len(chart) * duration)
+    _, duration = _extent(rows)
+    return 1 - sum(map(_busy, rows.values())) / (len(rows) * duration)
 
 
 def gantt(charts: Mapping[str, Rows], *, title: str | None = None, source: str = "") -> Picture:
     """Show which device worked when, and the same as a table beneath.
 
     Args:
-        charts: for each chart's name its rows; for each row's name its spans, as `Span` or as
-            ``(kind, start, stop)`` or ``(kind, start, stop, text)``. A row may be empty.
+        charts: for each chart's name its rows; for each row's name its spans. A row may be empty.
         title: what the figure shows; None: "Which device works when".
         source: where the times come from.
 
@@ -68,38 +62,44 @@ def gantt(charts: Mapping[str, Rows], *, title: str | None = None, source: str =
         The figure, already shown.
 
     Raises:
-        InputError: a chart without a span, or a span that cannot be drawn.
+        InputError: no charts, or one in which nothing ran.
     """
     if not charts:
         raise InputError("there is nothing to draw: pass {name: {device: [spans]}}")
-    read = {name: _read(name, rows) for name, rows in charts.items()}
-    found = {span.kind for chart, _ in read.values() for row in chart.values() for span in row}
-    kinds = [kind for kind in KNOWN if kind in found] + sorted(found - set(KNOWN))
-    styles = {}
-    for number, kind in enumerate(kinds):
-        colour, hatch = KNOWN.get(kind) or OTHERS[number % len(OTHERS)]
-        styles[kind] = {"facecolor": colour, "hatch": hatch, **EDGE}
-    legend = [Patch(label=kind, **style) for kind, style in styles.items()]
-    height = ROW * sum(len(chart) + 1 for chart, _ in read.values()) + 60
-    legend.append(Patch(label="idle", **IDLE))
+    extents = {name: _extent(rows) for name, rows in charts.items()}
+    longest = max(duration for _, duration in extents.values())
+    found = {span.kind for rows in charts.values() for spans in rows.values() for span in spans}
+    kinds = sorted(found, key=lambda kind: (kind != "forward", kind))
+    styles = {kind: fill(kind, number) for number, kind in enumerate(kinds)}
+    legend = [*area_legend(kinds), Patch(label="idle", **IDLE)]
+    height = ROW * sum(len(rows) + 1 for rows in charts.values()) + 60
     figure = Picture(title or "Which device works when", source, body=height, legend=legend)
-    longest = max(duration for _, duration in read.values())
-    ticks, rows = {}, []
+    ticks, table = {}, []
     with figure.drawing() as axes:
         y = 0
-        for name, (chart, duration) in read.items():
+        for name, rows in charts.items():
+            first, duration = extents[name]
             axes.text(0, y + 0.15, one_line(name, 90), size=11, weight="bold", va="center")
-            for row, spans in chart.items():
+            for row, spans in rows.items():
                 y += 1
                 ticks[y] = one_line(row, 16)
-                _draw_row(axes, y, spans, duration, longest, styles)
+                axes.barh(y, duration, HEIGHT, zorder=2, **IDLE)
+                for span in spans:
+                    start, seconds = span.start - first, span.stop - span.start
+                    axes.barh(y, seconds, HEIGHT, left=start, **styles[span.kind])
+                    text = one_line(span.text, 20)
+                    if fits(text, seconds / longest):
+                        colour = styles[span.kind]["facecolor"]
+                        look = {"color": "white" if colour == LINE_COLOURS[0] else "black"}
+                        look["bbox"] = {"facecolor": colour, "edgecolor": "none", "pad": 1.2}
+                        place = {"ha": "center", "va": "center_baseline", "zorder": 4}
+                        axes.text(start + seconds / 2, y, text, size=9, **place, **look)
                 idle = duration - _busy(spans)
-                text = f"{idle / duration:.0%} idle"
-                note(axes, text, (1, y), (8, 0), xycoords=ASIDE, color=GREY, va="center")
-                seconds = [_busy([span for span in spans if span.kind == kind]) for kind in kinds]
-                times = map(seconds_text, [*seconds, idle, duration])
-                named = f"{name}: {row}" if name else row
-                rows.append([named, *times, f"{idle / duration:.0%}"])
+                share = f"{idle / duration:.0%}"
+                note(axes, f"{share} idle", (1, y), (8, 0), xycoords=ASIDE, color=GREY, va="center")
+                times = [_busy([span for span in spans if span.kind == kind]) for kind in kinds]
+                cells = map(seconds_text, [*times, idle, duration])
+                table.append([f"{name}: {row}" if name else row, *cells, share])
             y += 1
         axes.set_xlim(0, longest)
         axes.set_ylim(y - 0.4, -0.5)
@@ -108,71 +108,28 @@ def gantt(charts: Mapping[str, Rows], *, title: str | None = None, source: str =
         axes.set_xlabel("time")
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
-    figure.describe("Gantt chart", ["", *kinds, "idle", "all", "idle share"], rows)
+    figure.describe("Gantt chart", ["", *kinds, "idle", "all", "idle share"], table)
     return figure.show()
 
 
-def _read(name: str, rows: Rows) -> tuple[Chart, float]:
-    """Return the rows of one chart, their spans in order and from time 0 on, and how long it is.
+def _extent(rows: Rows) -> tuple[float, float]:
+    """Return when the first span of a chart starts, and the seconds until the last one stops.
 
     Raises:
-        InputError: as `gantt`.
+        InputError: nothing ran.
     """
-    try:
-        chart = {row: [Span(*span) for span in spans] for row, spans in rows.items()}
-    except (AttributeError, TypeError) as error:
-        raise InputError(
-            f"{name!r} needs {{device: [spans]}}; a span is (kind, start, stop), perhaps a text"
-        ) from error
-    every = [span for spans in chart.values() for span in spans]
-    for span in every:
-        duration = finite_number(span.stop, "a stop") - finite_number(span.start, "a start")
-        if duration < 0:
-            raise InputError(f"a span stops at or after its start, in seconds: {span}")
-    first = min((span.start for span in every), default=0)
-    duration = max((span.stop for span in every), default=0) - first
-    if not duration:
-        raise InputError(f"{name!r} has no spans that take time: nothing ran")
-    for row, spans in chart.items():
-        shifted = [s._replace(start=s.start - first, stop=s.stop - first) for s in spans]
-        chart[row] = sorted(shifted, key=lambda span: span.start)
-    return chart, duration
+    spans = [span for row in rows.values() for span in row]
+    start = min((span.start for span in spans), default=0.0)
+    duration = max((span.stop for span in spans), default=0.0) - start
+    if duration <= 0:
+        raise InputError("a chart has no spans that take time: nothing ran")
+    return start, duration
 
 
-def _busy(row: list[Span]) -> float:
-    """Return the seconds that the spans of a row, in the order of their starts, cover."""
+def _busy(spans: Iterable[Span]) -> float:
+    """Return the seconds that spans cover; what overlaps counts once."""
     covered, until = 0.0, -math.inf
-    for span in row:
+    for span in sorted(spans, key=lambda span: span.start):
         covered += max(0.0, span.stop - max(span.start, until))
         until = max(until, span.stop)
     return covered
-
-
-def _draw_row(
-    axes: Axes,
-    y: float,
-    spans: list[Span],
-    duration: float,
-    longest: float,
-    styles: Mapping[str, Any],
-) -> None:
-    across = (y - HEIGHT / 2, HEIGHT)
-    axes.broken_barh([(0, duration)], across, zorder=2, **IDLE)
-    for kind, style in styles.items():
-        pieces = [(s.start, s.stop - s.start) for s in spans if s.kind == kind]
-        axes.broken_barh(pieces, across, zorder=3, **style)
-    for span in spans:
-        colour = styles[span.kind]["facecolor"]
-        text = one_line(span.text, 20)
-        if fits(text, (span.stop - span.start) / longest):
-            axes.text(
-                (span.start + span.stop) / 2,
-                y,
-                text,
-                size=9,
-                ha="center",
-                va="center_baseline",
-                color="white" if colour == LINE_COLOURS[0] else "black",
-                zorder=4,
-                bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.2},
-            )

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
@@ -17,7 +16,6 @@ from labkit.show.picture import (
     LINE_MARKERS,
     Picture,
     against,
-    label_ticks,
     line_style,
     name_axes,
     scale,
@@ -53,7 +51,7 @@ def lines(
             and a power law is straight. Needs numbers above zero.
         title: what the figure shows; None: "<y_label> against <x_label>".
         source: where the numbers come from, such as ``run.label``.
-        limit: where to draw a horizontal line.
+        limit: where to draw a horizontal line, unless it is far above all others.
         limit_label: what to call that line.
         write: turns a y into text; the default takes bytes.
 
@@ -63,72 +61,59 @@ def lines(
     Raises:
         InputError: no line has a point, or ``log`` with a number that is not above zero.
     """
-    curves = {str(name): dict(sorted(_finite(curve).items())) for name, curve in series.items()}
-    xs = sorted({x for curve in curves.values() for x in curve})
-    ys = [y for curve in curves.values() for y in curve.values()]
-    if not xs:
+    curves = {str(name): dict(sorted(curve.items())) for name, curve in series.items()}
+    known = [(x, y) for curve in curves.values() for x, y in curve.items() if _finite(y)]
+    if not known:
         raise InputError("there are no points to draw: pass {name: {x: y}} with numbers in it")
+    xs, ys = (sorted(set(numbers)) for numbers in zip(*known, strict=True))
     if log and min(*xs, *ys) <= 0:
         raise InputError(f"a logarithmic axis has no place for {min(*xs, *ys)}: pass log=False")
-    if limit is not None:
-        drawable = limit > 0 if log else limit <= 3 * max(ys)
-        limit = limit if drawable else None  # it has no place, or the lines would be flat beside it
-    legend = [_line(name, number, series[name]) for number, name in enumerate(series)]
-    if limit is not None:
+    legend = []
+    for number, (name, curve) in enumerate(curves.items()):
+        heights = [y if _finite(y) else math.nan for y in curve.values()]
+        marker = LINE_MARKERS[number % len(LINE_MARKERS)] if len(curve) <= MOST_MARKERS else ""
+        style = line_style(number, COLOURS.get(name, ""))
+        legend.append(Line2D([*curve], heights, label=name, marker=marker, markersize=6, **style))
+    limits = []
+    if limit is not None and (limit > 0 if log else limit <= 3 * max(ys)):  # or all would be flat
+        limits = [limit]
         legend.append(Line2D([], [], label=f"{limit_label}: {write(limit)}", **LIMIT_LINE))
     columns = 3 if max(len(entry.get_label()) for entry in legend) > 16 else 5
     title = title or against(y_label, x_label)
     figure = Picture(title, source, body=350, legend=legend, columns=columns)
     with figure.drawing() as axes:
-        for line in legend[: len(series)]:
+        if log:
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+        for line in legend[: len(curves)]:
             axes.add_line(line)
-        if limit is not None:
-            axes.axhline(limit, **LIMIT_LINE)
-            ys.append(limit)
+        for y in limits:
+            axes.axhline(y, **LIMIT_LINE)
         axes.autoscale_view()
-        _scale(axes, xs, ys, log, write)
+        low, high = min(ys + limits), max(ys + limits)
+        if log:
+            axes.set_ylim(low / 1.3, high * 1.5)
+        elif low >= 0:
+            axes.set_ylim(0, 1.12 * high or 1)
+        scale(axes.yaxis, write, log=log)
+        places = np.log2(xs) if log else np.array(xs)
+        if np.all(np.diff(places) >= 0.08 * np.ptp(places)):  # a tick at each x, where it has room
+            axes.xaxis.set_major_locator(FixedLocator(xs))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
+        axes.minorticks_off()
         name_axes(axes, x_label, y_label)
-    every = sorted({x for curve in series.values() for x in curve})
+    every = sorted({x for curve in curves.values() for x in curve})
     caption = "; ".join(filter(None, [figure.title, source])) + "."
     if len(every) > TABLE_ROWS:
         caption += f" {TABLE_ROWS} of {len(every)} points."
         every = [every[i] for i in np.linspace(0, len(every) - 1, TABLE_ROWS).round().astype(int)]
     rows = []
     for x in every:
-        cells = [write(curve[x]) if x in curve else MISSING for curve in curves.values()]
-        rows.append([f"{x:,.6g}", *cells])
+        heights = [curve.get(x) for curve in curves.values()]
+        rows.append([f"{x:,.6g}", *(write(y) if _finite(y) else MISSING for y in heights)])
     figure.describe("Lines", [x_label, *curves], rows, caption=caption, text_columns=())
     return figure.show()
 
 
-def _finite(curve: Mapping[float, float | None]) -> dict[float, float]:
-    return {x: y for x, y in curve.items() if y is not None and math.isfinite(y)}
-
-
-def _line(name: str, number: int, curve: Mapping[float, float | None]) -> Line2D:
-    xs = sorted(curve)
-    ys = [math.nan if curve[x] is None else curve[x] for x in xs]
-    marker = LINE_MARKERS[number % len(LINE_MARKERS)] if len(xs) <= MOST_MARKERS else ""
-    style = line_style(number, COLOURS.get(name, ""))
-    return Line2D(xs, ys, label=str(name), marker=marker, markersize=6, **style)
-
-
-def _scale(
-    axes: Axes, xs: list[float], ys: list[float], log: bool, write: Callable[[float], str]
-) -> None:
-    if log:
-        # Bytes have binary units; of other numbers people read decades, if there are some.
-        base = 2 if write is format_bytes or max(ys) < 100 * min(ys) else 10
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=base)
-        axes.minorticks_off()
-        axes.set_ylim(min(ys) / 1.3, max(ys) * 1.5)
-        label_ticks(axes.yaxis, write)
-    else:
-        scale(axes.yaxis, write)
-        if min(ys) >= 0:
-            axes.set_ylim(0, 1.12 * max(ys) or 1)
-    places = np.log2(xs) if log else np.array(xs)
-    if np.all(np.diff(places) >= 0.08 * np.ptp(places)):  # a tick at each x, where it has room
-        axes.xaxis.set_major_locator(FixedLocator(xs))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
+def _finite(y: float | None) -> bool:
+    return y is not None and math.isfinite(y)

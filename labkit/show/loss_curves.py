@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+import pandas as pd
 from matplotlib.lines import Line2D
 
 from labkit.show.picture import Picture, line_style, name_axes
@@ -45,15 +46,15 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
     highest = []
     with figure.drawing() as axes:
         for each, line in zip(several, legend, strict=True):
-            curves = np.array([_smooth(curve) for curve in each.curves])
-            steps, mean = range(1, curves.shape[1] + 1), curves.mean(axis=0)
-            low = np.where(np.isnan(mean), np.nan, curves.min(axis=0))
-            high = np.where(np.isnan(mean), np.nan, curves.max(axis=0))
+            curves = pd.DataFrame(each.curves).T  # a row for each step, a column for each seed
+            bad = ~np.isfinite(curves)
+            highest.append(curves.mask(bad, 0).abs().max(axis=None))
+            smooth = curves.mask(bad).rolling(max(1, len(curves) // 20), min_periods=1).mean()
+            smooth[bad.any(axis=1).cummax()] = np.nan  # from the first bad loss of any seed on
+            steps, low, high = smooth.index + 1, smooth.min(axis=1), smooth.max(axis=1)
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
-            line.set_data(steps, mean)
+            line.set_data(steps, smooth.mean(axis=1).to_numpy())
             axes.add_line(line)
-            finite = np.abs(each.curves)[np.isfinite(each.curves)]
-            highest.append(finite.max(initial=0))
         axes.autoscale_view()
         # One line that diverges would press the others flat: it leaves the figure instead.
         usual = min(filter(None, highest), default=0)
@@ -67,15 +68,6 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
         caption=f"{figure.title}; {source}. Last loss: mean of the last tenth of the steps.",
     )
     return figure.show()
-
-
-def _smooth(curve: tuple[float, ...]) -> np.ndarray:
-    """Return the mean of each step and those just before it; NaN from the first bad loss on."""
-    finite = np.where(np.isfinite(curve), curve, np.nan)
-    width = max(1, len(curve) // 20)
-    sums = np.convolve(finite, np.ones(width))[: len(curve)]
-    means = sums / np.minimum(np.arange(1, len(curve) + 1), width)
-    return np.where(np.isnan(np.cumsum(finite)), np.nan, means)
 
 
 def _row(losses: Losses, first: Losses) -> list[str]:

@@ -29,8 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
-from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator
 
 from labkit.show.cards import Shown
 from labkit.support.html_table import Rich, grid
@@ -56,13 +55,15 @@ HATCHES: dict[Category, str] = {
     Category.TEMPORARY: "xxx",
     Category.UNATTRIBUTED: "+++",
 }
+RESERVED = "reserved, not used"
+OTHER_HATCHES = ("", "///", "...", "\\\\\\", "---", "xxx")
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PALE = ("#E69F00", "#56B4E9")
 """Lines that take a dark outline: their contrast with white paper is below 3 (WCAG 2.2, 1.4.11)."""
 LINE_MARKERS = "osD^vPX*"
 LINE_DASHES = ("-", "--", "-.", ":")
 
-INK, GREY, ALARM, RESERVE = "#222222", "#5C5C5C", "#B00020", "#BDBDBD"
+INK, GREY, ALARM = "#222222", "#5C5C5C", "#B00020"
 EDGE = {"edgecolor": INK, "linewidth": 0.6}  # of an area; hatches take its colour
 LIMIT_LINE = {"color": INK, "linewidth": 1.6, "linestyle": (0, (5, 2))}
 PAPER = {"facecolor": "white", "alpha": 0.95, "edgecolor": "none", "pad": 1.5}  # behind a text
@@ -110,26 +111,25 @@ class Picture(Shown, Figure):
         legend: Sequence[Artist] = (),
         columns: int | None = None,
     ) -> None:
-        """Write the header.
+        """Write the header; ``source`` says where the numbers come from, and may be empty.
 
-        Args:
-            title: what the figure shows.
-            source: where the numbers come from; empty if that is not known.
-            body: height in CSS pixels below the header.
-            legend: what the legend shows, in rows of ``columns``; each has a label.
-            columns: how many entries stand in a row at most; None: six if one row is enough, else
-                four.
+        The entries of the legend, each with a label, stand in ``columns``; None: in one row of up
+        to six, else in four.
         """
         self.title, self.source = title, source
         self.alt, self.table = "", Rich("", "")
         columns = columns or (6 if len(legend) <= 6 else 4)
         above = 54 if source else 34
-        header = above + 24 * math.ceil(len(legend) / columns) + 8
-        height = header + body
+        height = above + 24 * math.ceil(len(legend) / columns) + 8 + body
         super().__init__(figsize=(WIDTH / DPI, height / DPI), dpi=DPI)
         FigureCanvasAgg(self)
+        rect = (4 / WIDTH, 0, 1 - 8 / WIDTH, body / height)
+        self.set_layout_engine(ConstrainedLayoutEngine(rect=rect, w_pad=0.1, h_pad=0.06))
         with mpl.rc_context(STYLE):
-            self._write_header(legend, columns, above, body)
+            self._write_line(title, 1 - 12 / height, size=13, weight="bold")
+            self._write_line(source, 1 - 36 / height, size=10, color=GREY)
+            if legend:
+                self._write_legend(legend, min(columns, len(legend)), 1 - above / height)
 
     @contextlib.contextmanager
     def drawing(self, *shape: int, **layout: Any) -> Iterator[Any]:
@@ -137,23 +137,18 @@ class Picture(Shown, Figure):
         with mpl.rc_context(STYLE):
             yield self.subplots(*shape, **layout)
 
-    def _write_header(
-        self, legend: Sequence[Artist], columns: int, above: float, body: float
-    ) -> None:
-        height = self.get_figheight() * DPI
-        rect = (4 / WIDTH, 0, 1 - 8 / WIDTH, body / height)
-        self.set_layout_engine(ConstrainedLayoutEngine(rect=rect, w_pad=0.1, h_pad=0.06))
-        styles: list[dict[str, Any]] = [{"size": 13, "weight": "bold"}, {"size": 10, "color": GREY}]
-        for words, down, style in zip((self.title, self.source), (12, 36), styles, strict=True):
-            text = self.text(16 / WIDTH, 1 - down / height, words, va="top", **style)
-            fit(self, text, WIDTH - 32)
-        if legend:
-            self._write_legend(legend, min(columns, len(legend)), 1 - above / height)
+    def _write_line(self, words: str, y: float, **style: Any) -> None:
+        """Write a line of the header, shortened with an ellipsis until it fits."""
+        words = one_line(words, 300)
+        text = self.text(16 / WIDTH, y, words, va="top", **style)
+        while words and text.get_window_extent().width > WIDTH - 32:
+            words = words[: int(len(words) * 0.97) - 1].rstrip()
+            text.set_text(f"{words} …")
 
     def _write_legend(self, entries: Sequence[Artist], columns: int, top: float) -> None:
         """Write the legend row by row; matplotlib itself fills columns."""
         for entry in entries:
-            label = one_line(entry.get_label(), 34)
+            label = one_line(entry.get_label(), 46 if columns < 3 else 34)
             entry.set_label(f" {label}" if label.startswith("_") else label)  # "_x" would be hidden
         self.legend(
             handles=[entry for column in range(columns) for entry in entries[column::columns]],
@@ -178,11 +173,10 @@ class Picture(Shown, Figure):
         caption: str = "",
         text_columns: Collection[int] = (0,),
     ) -> None:
-        """Set the alternative text and the table.
+        """Set the alternative text and the table, whose arguments are those of ``grid``.
 
         Args:
             kind: what is drawn, such as ``"Lines"``.
-            headings, rows, text_columns: of the table, as in ``grid``.
             parts: what the alternative text says; empty: the first rows of the table.
             caption: of the table; empty: title and source.
         """
@@ -220,11 +214,9 @@ def showing(draw: Callable[..., Picture]) -> Callable[..., Picture]:
 
 
 def described(figure: Figure, numbers: str) -> None:
-    """Show a figure that a lesson drew itself, with an alternative text.
+    """Show a figure that a lesson drew itself, and close it.
 
-    Args:
-        figure: of matplotlib; it is closed.
-        numbers: what it shows, as text; its titles and the names of its axes are put before it.
+    The alternative text is its titles and the names of its axes, then ``numbers``.
     """
     import matplotlib.pyplot as plt  # for figures that it keeps, and shows once more if left open
 
@@ -249,17 +241,21 @@ def _image(png: bytes, alt: str, width: int) -> Rich:
 # --- styles -------------------------------------------------------------------------------------
 
 
-def fill(category: Category) -> dict[str, Any]:
-    """Return the style of a category's area, as keywords of a matplotlib patch."""
-    return {"facecolor": COLOURS[category], "hatch": HATCHES[category], "zorder": 3, **EDGE}
+def fill(name: str, number: int = 0) -> dict[str, Any]:
+    """Return the style of an area, as keywords of a matplotlib patch.
+
+    A category and ``RESERVED`` have one of their own, others that of their number.
+    """
+    colour = COLOURS.get(name, LINE_COLOURS[number % len(LINE_COLOURS)])
+    hatch = HATCHES.get(name, OTHER_HATCHES[number % len(OTHER_HATCHES)])
+    if name == RESERVED:
+        colour, hatch = "#BDBDBD", ""
+    return {"facecolor": colour, "hatch": hatch, "zorder": 3, **EDGE}
 
 
-def category_legend(used: Sequence[Category], *, reserve: bool = False) -> list[Patch]:
-    """Return legend entries of categories; ``reserve`` adds memory reserved but not used."""
-    entries = [Patch(label=str(category), **fill(category)) for category in used]
-    if reserve:
-        entries.append(Patch(label="reserved, not used", facecolor=RESERVE, **EDGE))
-    return entries
+def area_legend(names: Sequence[str]) -> list[Patch]:
+    """Return the legend entry of each area, in the style of its name and its place in the list."""
+    return [Patch(label=name, **fill(name, number)) for number, name in enumerate(names)]
 
 
 def line_style(number: int, colour: str = "") -> dict[str, Any]:
@@ -276,15 +272,6 @@ def line_style(number: int, colour: str = "") -> dict[str, Any]:
 
 
 # --- texts --------------------------------------------------------------------------------------
-
-
-def fit(figure: Figure, text: Text, room: float) -> None:
-    """Shorten a text with an ellipsis until it fits ``room`` pixels."""
-    words = one_line(text.get_text(), 300)
-    text.set_text(words)
-    while words and text.get_window_extent(figure.canvas.get_renderer()).width > room:
-        words = words[: int(len(words) * 0.97) - 1].rstrip()
-        text.set_text(f"{words} …")
 
 
 def fits(text: str, share: float) -> bool:
@@ -350,16 +337,21 @@ class _Labels(FuncFormatter):
         return [label if label not in labels[:i] else "" for i, label in enumerate(labels)]
 
 
-def scale(axis: Axis, write: Callable[[float], str], ticks: int = 6) -> None:
-    """Give an axis about this many ticks at round numbers, written by ``write``."""
-    steps = [1, 2, 2.5, 5, 10]
-    locator = ByteLocator(ticks) if write is format_bytes else MaxNLocator(ticks, steps=steps)
+def scale(axis: Axis, write: Callable[[float], str], ticks: int = 6, *, log: bool = False) -> None:
+    """Give an axis ticks at round numbers: 0.3, not 0.30000000000000004.
+
+    About ``ticks`` of them; on a logarithmic axis, whose ends are known, as matplotlib chooses.
+    """
+    binary = write is format_bytes
+    if log:
+        low, high = axis.get_view_interval()
+        few = not binary and high < 1000 * low
+        locator = LogLocator(2 if binary else 10, subs=(1, 2, 5) if few else (1,))
+    elif binary:
+        locator = ByteLocator(ticks)
+    else:
+        locator = MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10])
     axis.set_major_locator(locator)
-    label_ticks(axis, write)
-
-
-def label_ticks(axis: Axis, write: Callable[[float], str]) -> None:
-    """Let ``write`` write the ticks of an axis: 0.3, not 0.30000000000000004."""
     axis.set_major_formatter(_Labels(lambda value, _: short(write(float(f"{value:.12g}")))))
 
 

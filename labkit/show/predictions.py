@@ -54,9 +54,8 @@ class Prediction(Shown):
 
     Attributes:
         value: the number in ``unit``; None until one is committed.
-        field: the Text widget to type in.
-        button: commits what is typed, as leaving the field does.
-        message: an HTML widget that says what was committed, or what is wrong with it.
+        field, button: where to type, and what commits it, as leaving the field does.
+        message: says what was committed, or what is wrong with it.
     """
 
     def __init__(self, question: str, unit: str, id: str) -> None:
@@ -100,15 +99,12 @@ class Prediction(Shown):
             self.message.value = notice(str(error), BAD)
 
     def outcome(self, actual: Run | float, *, source: str = "") -> Card:
-        """Show the prediction beside what came out.
+        """Show the prediction beside what came out, and return the card.
 
         Args:
             actual: a run (its peak counts), else bytes where ``unit`` is a unit of bytes, else
                 the number itself.
             source: where the number comes from; that of a run is known.
-
-        Returns:
-            The card, already shown.
 
         Raises:
             InputError: ``actual`` is neither a run nor a finite number.

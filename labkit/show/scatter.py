@@ -5,7 +5,7 @@
 Each dot is numbered; the legend names the numbers.
 
 Limits: meant for up to some twenty dots. Dots at one and the same spot hide each other, numbers of
-neighbours may overlap; marker, colour and the table still distinguish them. Both axes are linear.
+neighbours may overlap; marker, colour and the table still distinguish them.
 """
 
 import math
@@ -38,6 +38,7 @@ def scatter(
     x_label: str,
     y_label: str,
     *,
+    log: bool = False,
     title: str | None = None,
     source: str = "",
     write_x: Callable[[float], str] = format_bytes,
@@ -50,6 +51,7 @@ def scatter(
             is not finite) leaves the thing out of the figure, with a dash in the table.
         x_label: what x is, with its unit.
         y_label: what y is, with its unit.
+        log: both axes logarithmic. Needs numbers above zero.
         title: what the figure shows; None: "<y_label> against <x_label>".
         source: where the numbers come from, such as ``run.label``.
         write_x: turns an x into text; the default takes bytes.
@@ -59,14 +61,11 @@ def scatter(
         The figure, already shown.
 
     Raises:
-        InputError: something is not a pair, or no pair has two numbers.
+        InputError: no pair has two numbers.
     """
     rows, dots = [], []
     for name, point in points.items():
-        try:
-            x, y = (v if v is not None and math.isfinite(v) else None for v in point)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{name!r} needs a pair of numbers (x, y), not {point!r}") from error
+        x, y = (v if v is not None and math.isfinite(v) else None for v in point)
         cells = [MISSING if x is None else write_x(x), MISSING if y is None else write_y(y)]
         rows.append([str(name), *cells])
         if x is not None and y is not None:
@@ -79,8 +78,11 @@ def scatter(
     if not dots:
         raise InputError("there are no dots to draw: pass {name: (x, y)} with numbers in it")
     title = title or against(y_label, x_label)
-    figure = Picture(title, source, body=380, legend=dots, columns=3)
+    columns = 2 if max(map(len, points)) > 28 else 3
+    figure = Picture(title, source, body=380, legend=dots, columns=columns)
     with figure.drawing() as axes:
+        if log:
+            axes.set(xscale="log", yscale="log")
         for number, dot in enumerate(dots, start=1):
             axes.add_line(dot)
             [(x, y)] = dot.get_xydata()
@@ -90,8 +92,9 @@ def scatter(
             note(axes, str(number), (x, y), offset, **style)
         axes.margins(0.12)
         axes.autoscale_view()
-        scale(axes.xaxis, write_x)
-        scale(axes.yaxis, write_y)
+        scale(axes.xaxis, write_x, log=log)
+        scale(axes.yaxis, write_y, log=log)
+        axes.minorticks_off()
         name_axes(axes, x_label, y_label)
     figure.describe("Scatter plot", ["", x_label, y_label], rows)
     return figure.show()

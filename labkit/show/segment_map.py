@@ -14,8 +14,8 @@ narrower than one blends with its neighbours; the table counts all.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -42,36 +42,21 @@ STYLES = {
 HEADINGS = ("segments", "used", "cached", "stranded", "reserved", "largest free block")
 
 
-class Sums(NamedTuple):
-    """Bytes of each kind, and the largest free block."""
-
-    used_bytes: int
-    cached_bytes: int
-    stranded_bytes: int
-    largest_free_bytes: int
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self.used_bytes + self.cached_bytes + self.stranded_bytes
-
-
-def sums(segments: Sequence[Segment]) -> Sums:
-    """Return what the segments hold, by kind."""
+def sums(segments: Sequence[Segment]) -> dict[str, int]:
+    """Return the bytes used, cached, stranded and reserved, and those of the largest free block."""
     totals = dict.fromkeys(STYLES, 0)
     free = [0]
     for segment in segments:
         for kind, nbytes in _kinds(segment):
             totals[kind] += nbytes
         free += [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
-    return Sums(totals[USED], totals[CACHED], totals[STRANDED], max(free))
+    amounts = (*totals.values(), sum(totals.values()), max(free))
+    return dict(zip(HEADINGS[1:], amounts, strict=True))
 
 
 def sums_row(name: str, segments: Sequence[Segment]) -> list[str]:
     """Return the row of a table whose headings are a name and ``HEADINGS``."""
-    found = sums(segments)
-    amounts = (found.used_bytes, found.cached_bytes, found.stranded_bytes)
-    totals = (found.reserved_bytes, found.largest_free_bytes)
-    return [name, str(len(segments)), *map(format_bytes, amounts + totals)]
+    return [name, str(len(segments)), *map(format_bytes, sums(segments).values())]
 
 
 def _kinds(segment: Segment) -> list[tuple[str, int]]:
@@ -110,27 +95,19 @@ def _size(segment: Segment) -> int:
 # --- where everything is drawn ------------------------------------------------------------------
 
 
-class Layout(NamedTuple):
-    """Rows and how many bytes each has, the same for all maps that are compared."""
-
-    rows: int
-    row_bytes: int
-
-
-def layout_of(maps: Iterable[Sequence[Segment]]) -> Layout:
-    """Return the layout that suits all of ``maps``.
+def layout_of(maps: Collection[Sequence[Segment]]) -> tuple[int, int]:
+    """Return how many rows suit all of ``maps``, and how many bytes each row has.
 
     A row is as long as the longest segment; where that gives too many rows, or one has too many
     blocks for it, some power of two times as long.
     """
-    maps = list(maps)
     segments = [segment for each in maps for segment in each]
     crowded = any(len(segment["blocks"]) > MOST_BLOCKS for segment in segments)
     row_bytes = 1 if crowded else max(map(_size, segments), default=1)
     total = max(sum(map(_size, each)) for each in maps)
     while row_bytes * MOST_ROWS < total:
         row_bytes *= 2
-    return Layout(max(1, -(-total // row_bytes)), row_bytes)
+    return max(1, -(-total // row_bytes)), row_bytes
 
 
 # --- the figure ---------------------------------------------------------------------------------
@@ -151,16 +128,14 @@ def segment_map(
         The figure, already shown.
 
     Raises:
-        InputError: there are no maps, or something in them is not a segment.
+        InputError: there are no maps.
     """
     if not maps:
         raise InputError("there is no map to draw: pass {'name': segments}")
-    for segments in maps.values():
-        _check(segments)
     layout = layout_of(maps.values())
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
-    height = rows * (PANEL + ROW * layout.rows)
+    height = rows * (PANEL + ROW * layout[0])
     figure = Picture(title, source, body=height, legend=map_legend())
     with figure.drawing(rows, columns, squeeze=False) as panels:
         for axes, (name, segments) in zip(panels.flat, maps.items(), strict=False):
@@ -172,28 +147,16 @@ def segment_map(
     return figure.show()
 
 
-def _check(segments: Sequence[Segment]) -> None:
-    try:
-        sizes = [b["size"] for segment in segments for b in segment["blocks"] if b["state"]]
-        valid = all(size > 0 for size in sizes)
-    except (KeyError, TypeError):
-        valid = False
-    if not valid:
-        raise InputError(
-            "a segment has 'blocks', each with a positive 'size' and a 'state', as "
-            "torch.cuda.memory_snapshot() gives them"
-        )
-
-
 def map_legend() -> list[Patch]:
     """Return legend entries of the three kinds."""
     return [Patch(label=kind, **EDGE, **style) for kind, style in STYLES.items()]
 
 
 def draw_map(
-    axes: Axes, segments: Sequence[Segment], layout: Layout, name: str, width: float
+    axes: Axes, segments: Sequence[Segment], layout: tuple[int, int], name: str, width: float
 ) -> None:
     """Draw one map, some ``width`` pixels wide, its rows from the top down."""
+    rows, row_bytes = layout
     blocks: dict[str | None, list[tuple[int, int]]] = defaultdict(list)
     offset = 0
     for segment in segments:
@@ -201,22 +164,20 @@ def draw_map(
         for kind, nbytes in _kinds(segment):
             blocks[kind].append((offset, nbytes))
             offset += nbytes
-    narrow_bytes = NARROW * layout.row_bytes / width
+    narrow_bytes = NARROW * row_bytes / width
     for kind, ranges in blocks.items():
         style = STYLES[kind] if kind else {"facecolor": "none", "zorder": 2}
-        for row in range(layout.rows):
-            shifted = [(start - row * layout.row_bytes, nbytes) for start, nbytes in ranges]
-            inside = [(x, n) for x, n in shifted if x < layout.row_bytes and x + n > 0]  # clipped
-            for line_width, narrow in ((0, True), (0.6, False)):
-                chosen = [(x, n) for x, n in inside if (n < narrow_bytes) is narrow]
-                if chosen:
-                    edge = {"edgecolor": INK, "linewidth": line_width}
-                    axes.broken_barh(chosen, (row - 0.39, 0.78), **edge, **style)
+        for row in range(rows):
+            shifted = [(start - row * row_bytes, nbytes) for start, nbytes in ranges]
+            inside = [(x, n) for x, n in shifted if x < row_bytes and x + n > 0]  # clipped
+            widths = [0 if nbytes < narrow_bytes else 0.6 for _, nbytes in inside]
+            edge = {"edgecolor": INK, "linewidth": widths}
+            axes.broken_barh(inside, (row - 0.39, 0.78), **edge, **style)
     if not segments:
         axes.text(0.5, 0.5, "no segment", transform=axes.transAxes, ha="center", color=GREY)
     axes.set_title(name, loc="left", weight="bold", size=10)
-    axes.set_xlim(0, layout.row_bytes)
-    axes.set_ylim(layout.rows - 0.4, -0.6)
+    axes.set_xlim(0, row_bytes)
+    axes.set_ylim(rows - 0.4, -0.6)
     axes.set_yticks([])
     axes.spines[["left", "bottom"]].set_visible(False)
     scale(axes.xaxis, format_bytes, max(2, round(width / 140)))

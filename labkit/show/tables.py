@@ -9,7 +9,7 @@ Limits: made for tens of rows, not thousands; there is no sorting and no paging.
 
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from IPython.display import display
@@ -17,10 +17,7 @@ from IPython.display import display
 from labkit.runs import Run
 from labkit.support.html_table import MISSING, Rich, grid
 from labkit.trace import Category
-from labkit.values import InputError, format_bytes, one_of, shown
-
-HEADINGS = {"seconds": "time per step", "flops": "work per step", "moved": "moved per step"}
-RUN_COLUMNS = ("peak", "change", "reserved", "capacity", "seconds", "flops", "moved", "sent")
+from labkit.values import InputError, format_bytes, shown
 
 
 def finite_number(value: Any, what: str) -> float:
@@ -130,87 +127,64 @@ def flops_text(flops: int) -> str:
     return f"{flops} FLOP"
 
 
-def table(runs: Run | Iterable[Run], *, columns: Sequence[str] | None = None) -> None:
+def table(runs: Run | Iterable[Run]) -> None:
     """Show runs side by side, one row each.
 
-    Args:
-        runs: one run or several.
-        columns: which to show and in which order: ``peak``, ``change``, a category
-            (``activations``), ``reserved``, ``capacity``, ``seconds``, ``flops``, ``moved``,
-            ``sent`` or ``source``. None: those that hold something.
-
     Raises:
-        InputError: no runs, or an unknown column.
+        InputError: no runs.
     """
-    display(build_table(runs, columns=columns))
+    display(build_table(runs))
 
 
 def build_table(
     runs: Run | Iterable[Run],
     *,
-    columns: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
     against: Run | None = None,
 ) -> Rich:
     """Return what ``table`` shows, with ``labels`` and ``against`` as in ``bars``."""
     runs = as_runs(runs)
     names = run_labels(runs, labels)
-    parameters: list[str] = []
-    if columns is None:
-        if names == [run.name for run in runs]:
-            parameters = differing(runs)
-        columns = _default_columns(runs, against)
-    else:
-        known = [*RUN_COLUMNS, *Category, "source"]
-        columns = [one_of(column, known, "column") for column in columns]
-    rows = []
-    for name, run in zip(names, runs, strict=True):
-        given = [str(run.parameters.get(parameter, MISSING)) for parameter in parameters]
-        rows.append([name, *given, *(_cell(run, column, against) for column in columns)])
-    headings = ["run", *parameters, *(HEADINGS.get(column, column) for column in columns)]
-    text_columns = list(range(len(parameters) + 1))
-    if "source" in columns:
-        text_columns.append(headings.index("source"))
-    what = "Peak memory and what it is made of"
+    columns = [("run", names)]
+    if names == [run.name for run in runs]:
+        for name in differing(runs):
+            columns.append((name, [str(run.parameters.get(name, MISSING)) for run in runs]))
+    text_columns = set(range(len(columns)))
+    columns.append(("peak", [_peak(run) for run in runs]))
+    if against is not None:
+        peaks = [None if run.oom else run.peak_bytes for run in runs]
+        columns.append(("change", _cells(peaks, lambda n: change_text(n, against.peak_bytes))))
+    parts = [held(run) for run in runs]
+    for category in Category:
+        if any(category in part for part in parts):
+            cells = [format_bytes(part.get(category, 0)) for part in parts]
+            columns.append((str(category), cells))
+    # A simulation continues past the GPU's end: what it would reserve there says nothing.
+    reserved = [None if run.oom else run.reserved_bytes for run in runs]
+    for heading, values, write in (
+        ("reserved", reserved, format_bytes),
+        ("time per step", [run.seconds_per_step for run in runs], seconds_text),
+        ("work per step", [run.flops for run in runs], flops_text),
+    ):
+        if any(value is not None for value in values):
+            columns.append((heading, _cells(values, write)))
+    if len(sources(runs)) > 1:
+        text_columns.add(len(columns))
+        columns.append(("source", [run.label for run in runs]))
+    caption = "Peak memory and what it is made of"
     if any(run.oom for run in runs):
-        what += " (where a run ran out of memory: at the failure)"
-    caption = f"{what}; {' and '.join(sources(runs))}."
+        caption += " (where a run ran out of memory: at the failure)"
+    headings, cells = zip(*columns, strict=True)
+    rows = list(zip(*cells, strict=True))
+    caption = f"{caption}; {' and '.join(sources(runs))}."
     return grid(headings, rows, caption=caption, text_columns=text_columns)
 
 
-def _default_columns(runs: list[Run], against: Run | None) -> list[str]:
-    columns = ["peak", "change"] if against else ["peak"]
-    columns += [category for category in Category if any(category in held(run) for run in runs)]
-    if any(run.reserved_bytes is not None for run in runs):
-        columns.append("reserved")
-    if any(run.step_seconds for run in runs):
-        columns.append("seconds")
-    if any(run.flops is not None for run in runs):
-        columns.append("flops")
-    if len(sources(runs)) > 1:
-        columns.append("source")
-    return columns
-
-
-def _cell(run: Run, column: str, against: Run | None) -> str:
-    if column == "peak" and run.oom:
+def _peak(run: Run) -> str:
+    if run.oom:
         return f"out of memory at {format_bytes(sum(held(run).values()))}"
-    if column == "change":
-        comparable = against is not None and not run.oom
-        return change_text(run.peak_bytes, against.peak_bytes) if comparable else MISSING
-    if column in list(Category):
-        return format_bytes(held(run).get(Category(column), 0))
-    if column == "source":
-        return run.label
-    # A simulation continues past the GPU's end: what it would reserve there says nothing.
-    values = {
-        "peak": (run.peak_bytes, format_bytes),
-        "reserved": (None if run.oom else run.reserved_bytes, format_bytes),
-        "capacity": (run.capacity_bytes, format_bytes),
-        "seconds": (run.seconds_per_step, seconds_text),
-        "flops": (run.flops, flops_text),
-        "moved": (run.moved_bytes, format_bytes),
-        "sent": (run.sent_bytes or None, format_bytes),
-    }
-    value, write = values[column]
-    return MISSING if value is None else write(value)
+    return format_bytes(run.peak_bytes)
+
+
+def _cells(values: Iterable[Any], write: Callable[[Any], str]) -> list[str]:
+    return [MISSING if value is None else write(value) for value in values]

@@ -60,28 +60,23 @@ class Explorer(Shown):
 
     Attributes:
         controls: one widget per knob that has more than one value, by the knob's name.
-        button: runs the setting that the controls show.
-        clear_button: forgets all runs.
-        runs: the runs so far, oldest first.
-        message: an HTML widget that says what is going on or what went wrong.
-        picture: an HTML widget with all runs as bars and the latest as a timeline.
-        errors: an Output widget that holds the traceback if the experiment itself failed.
+        button, clear_button: run the setting that the controls show, and forget all runs.
+        runs: the runs so far by the name of their setting, oldest first.
+        message: says what is going on or what went wrong.
+        errors: holds the traceback if the experiment itself failed.
+        picture: all runs as bars and the latest as a timeline.
     """
 
     def __init__(
         self, experiment: Callable[..., Any], runner: Callable[..., Run], knobs: Mapping[str, Any]
     ) -> None:
         self._experiment, self._runner = experiment, runner
-        self.controls: dict[str, Any] = {}
-        self._fixed: dict[str, Any] = {}
-        for name, values in knobs.items():
-            choices = _choices(name, values)
-            if len(choices) > 1:
-                self.controls[name] = _control(name, choices)
-            else:
-                self._fixed[name] = choices[0]
-        self.runs: list[Run] = []
-        self._settings: list[dict[str, Any]] = []
+        choices = {name: _choices(name, values) for name, values in knobs.items()}
+        self._fixed = {name: values[0] for name, values in choices.items() if len(values) == 1}
+        self.controls = {
+            name: _control(name, values) for name, values in choices.items() if len(values) > 1
+        }
+        self.runs: dict[str, Run] = {}
         self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
         self.clear_button = ipywidgets.Button(description="Clear", icon="trash")
         self.button.on_click(lambda _: self.run_once())
@@ -95,43 +90,33 @@ class Explorer(Shown):
             [*self.controls.values(), buttons, self.message, self.errors, self.picture]
         )
 
-    @property
-    def setting(self) -> dict[str, Any]:
-        """The arguments that the next run gets: what the controls show, and what is fixed."""
-        return self._fixed | {name: control.value for name, control in self.controls.items()}
-
     def show(self) -> "Explorer":
         """Run the first setting, then show the controls and a static figure under them."""
-        self._add(self.setting)
-        self.message.value = notice(self._summary())
+        run = self._run()
+        self.message.value = notice(_summary(self._name, run))
         display(self.widget)
         self._live.show_below(self._figures())
         return self
 
     def run_once(self) -> Run | None:
-        """Run what the controls show, as a click on the button does.
+        """Run what the controls show, as a click on the button does, and return the new run.
 
-        Raises nothing but an interrupt: what goes wrong is shown. A setting that has run already
-        is not run again.
-
-        Returns:
-            The new run; None if there is none.
+        None where there is none: a setting that has run already is not run again, and what goes
+        wrong is shown. Raises nothing but an interrupt.
         """
-        setting = self.setting
-        if self.button.disabled:
-            return None
-        if setting in self._settings:
-            index = self._settings.index(setting)
-            text = f"{self._summary(index)} It has run already: bar {index + 1}."
+        name = self._name
+        if name in self.runs:
+            number = [*self.runs].index(name) + 1
+            text = f"{_summary(name, self.runs[name])} It has run already: bar {number}."
             self.message.value = notice(text)
             return None
         self.button.disabled = self.clear_button.disabled = True
         self.errors.outputs = ()
-        self.message.value = notice(f"Running {self._name(setting)} …")
+        self.message.value = notice(f"Running {name} …")
         try:
-            run = self._add(setting)
+            run = self._run()
             self._live.replace(self._figures())
-            self.message.value = notice(self._summary())
+            self.message.value = notice(_summary(name, run))
             return run
         except InputError as error:
             self.message.value = notice(f"This setting cannot run: {error}", BAD)
@@ -147,56 +132,52 @@ class Explorer(Shown):
     def clear(self) -> None:
         """Forget all runs."""
         self.runs.clear()
-        self._settings.clear()
         self.errors.outputs = ()
         self._live.replace(Rich("", ""))
         self.message.value = notice("Cleared. Choose a setting and run it.")
 
-    def _add(self, setting: dict[str, Any]) -> Run:
-        run = self._runner(self._experiment, **setting)
-        self.runs.append(run)
-        self._settings.append(setting)
-        return run
+    def _run(self) -> Run:
+        name = self._name
+        chosen = {knob: control.value for knob, control in self.controls.items()}
+        self.runs[name] = self._runner(self._experiment, **self._fixed, **chosen)
+        return self.runs[name]
 
-    def _name(self, setting: dict[str, Any]) -> str:
-        words = {name: _words(value) for name, value in setting.items()}
-        default = getattr(self._experiment, "__name__", "experiment")
-        return setting_text(words, self.controls) or default
+    @property
+    def _name(self) -> str:
+        """What the controls show, such as ``"batch_size 8, precision bf16"``."""
+        chosen = {name: _words(control.value) for name, control in self.controls.items()}
+        return setting_text(chosen, chosen) or "experiment"
 
     def _figures(self) -> Rich:
         """Return all runs as bars, the latest as a timeline."""
-        latest = self.runs[-1]
-        names = [self._name(setting) for setting in self._settings]
-        figures = draw_bars(self.runs, title="Peak memory of each setting", labels=names).rich()
-        if latest.trace is not None and latest.trace.timeline().bytes_by_category:
-            figures += draw_timeline(latest, title=names[-1]).rich()
+        names, runs = [*self.runs], [*self.runs.values()]
+        figures = draw_bars(runs, title="Peak memory of each setting", labels=names).rich()
+        if runs[-1].trace is not None and runs[-1].trace.timeline().bytes_by_category:
+            figures += draw_timeline(runs[-1], title=names[-1]).rich()
         return figures
 
-    def _summary(self, index: int = -1) -> str:
-        run, name = self.runs[index], self._name(self._settings[index])
-        if run.oom:
-            return f"{name}: {run.oom}. Everything was freed, so you can continue."
-        words = f"{name}: peak {format_bytes(run.peak_bytes)}, {run.label}"
-        if run.capacity_bytes:
-            fits = "fits" if run.fits else "does not fit"
-            words += f"; it {fits} in {format_bytes(run.capacity_bytes)}"
-        return f"{words}."
-
     def _show_error(self, error: Exception) -> None:
-        """Say what failed; a traceback goes where a failed cell would have it."""
+        """Say what failed; a traceback goes below the message."""
         from labkit.hardware.cuda import clear_exception
         from labkit.out_of_memory import is_out_of_memory  # these two import PyTorch
 
-        name = type(error).__name__
         if is_out_of_memory(error):
             text = f"Out of memory: {error}. Everything was freed."
         else:
-            text = f"The experiment failed with {name}: {error}"
-            trace = traceback.format_exception(error)
-            failure = {"ename": name, "evalue": str(error), "traceback": trace}
-            self.errors.outputs = ({"output_type": "error", **failure},)
+            text = f"The experiment failed with {type(error).__name__}: {error}"
+            self.errors.append_stderr("".join(traceback.format_exception(error)))
         self.message.value = notice(text, BAD)
         clear_exception(error)  # the frames of its traceback hold the experiment's tensors
+
+
+def _summary(name: str, run: Run) -> str:
+    if run.oom:
+        return f"{name}: {run.oom}. Everything was freed, so you can continue."
+    words = f"{name}: peak {format_bytes(run.peak_bytes)}, {run.label}"
+    if run.capacity_bytes:
+        fits = "fits" if run.fits else "does not fit"
+        words += f"; it {fits} in {format_bytes(run.capacity_bytes)}"
+    return f"{words}."
 
 
 def _choices(name: str, values: Any) -> list[Any]:

@@ -12,6 +12,10 @@ from pathlib import Path
 
 from labkit.hardware import this_machine
 
+_MISSING = (
+    "torch.compile needs {} here: on Debian and Ubuntu `apt-get install {}`; the environment "
+    "variable {} may name another."
+)
 _CPP_COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
 
 
@@ -27,20 +31,13 @@ def missing_compiler() -> str | None:
             )
         # What triton/runtime/build.py looks for.
         if not any(map(shutil.which, [os.environ.get("CC", "gcc"), "gcc", "clang"])):
-            return _missing("a C compiler", "gcc", "the environment variable CC")
+            return _MISSING.format("a C compiler", "gcc", "CC")
     # What torch/_inductor/config.py calls; asking it would load all of PyTorch's compiler.
     elif not shutil.which(os.environ.get("CXX", _CPP_COMPILER)):
-        return _missing("a C++ compiler", "g++", "the environment variable CXX")
+        return _MISSING.format("a C++ compiler", "g++", "CXX")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return (
             "torch.compile needs Python's header files here: on Debian and Ubuntu "
             f"`apt-get install python{sys.version_info.major}.{sys.version_info.minor}-dev`."
         )
     return None
-
-
-def _missing(what: str, package: str, variable: str) -> str:
-    return (
-        f"torch.compile needs {what} here: on Debian and Ubuntu `apt-get install {package}`; "
-        f"{variable} may name another."
-    )

@@ -17,9 +17,6 @@ LARGEST_FILE_BYTES = 20 << 20
 Read = TypeVar("Read")
 
 
-# --- files -------------------------------------------------------------------------------------
-
-
 def write_atomic(path: Path, text: str) -> None:
     """Write ``text`` so that ``path`` holds either what it held before, or all of it.
 
@@ -41,7 +38,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def read_file(path: Path, read: Callable[[Any], Read], what: str) -> Read:
-    """What ``read`` makes of the JSON in ``path``.
+    """Return what ``read`` makes of the JSON in ``path``.
 
     Raises:
         InputError: there is no such file, it is too large, not JSON, or ``read`` refuses it.

@@ -1,14 +1,10 @@
 """HTML for all readers: for those who hear a page, use the keyboard, or read it on a small screen.
 
-``problems`` names what a piece of HTML lacks for them; ``repair`` adapts what notebooks show to a
-page. What is asked for is in WCAG 2.2: alternative texts for pictures (1.1.1), tables with headings
+What is asked for is in WCAG 2.2: alternative texts for pictures (1.1.1), tables with headings
 (1.3.1), content that scrolls within the keyboard's reach (2.1.1), links with a target (2.4.4).
-
-Limits: whether a text says what its picture shows, no program can tell. ``repair`` reads HTML more
-loosely than a browser does: what it returns still has to be made safe.
+Limits: what ``repair`` returns still has to be made safe.
 """
 
-import html
 import re
 from collections.abc import Collection
 from pathlib import PurePosixPath
@@ -33,14 +29,6 @@ def problems(fragment: str) -> list[str]:
     return found
 
 
-def scrolling(wide: str, label: str) -> str:
-    """Return ``wide``, a table say, in an element that scrolls, within the keyboard's reach."""
-    return (
-        f'<div tabindex="0" role="group" aria-label="{html.escape(label)}" '
-        f'style="overflow-x:auto">{wide}</div>'
-    )
-
-
 def repair(fragment: str, *, below: int = 0, lessons: Collection[str] = ()) -> str:
     """Return a notebook's HTML as a part of a page.
 
@@ -48,10 +36,8 @@ def repair(fragment: str, *, below: int = 0, lessons: Collection[str] = ()) -> s
     not in the page becomes its alternative text; a link to another file leads to its lesson on the
     page, or becomes text where there is none.
 
-    Args:
-        fragment: as nbconvert writes it.
-        below: the level of the page's heading above it; its own headings begin one level lower.
-        lessons: names of the lessons on the page, which are the ids of their parts.
+    Its headings begin one level lower than ``below``. ``lessons`` are the names of those on the
+    page, which are the ids of their parts.
     """
     from bs4 import BeautifulSoup
 

@@ -22,11 +22,7 @@ def _templates() -> jinja2.Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return what a template makes of ``values``.
-
-    Args:
-        template: its path below the package labkit, such as ``"course/report.html.j2"``.
-    """
+    """Return what a template, named by its path below the package, makes of ``values``."""
     return _templates().get_template(template).render(POLICY=Markup(POLICY), **values)
 
 

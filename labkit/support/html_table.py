@@ -1,7 +1,4 @@
-"""Captioned tables, as HTML for a notebook and as plain text for a terminal.
-
-Limits: everything in a table is text, escaped; there are no links and no pictures in cells.
-"""
+"""Captioned tables, as HTML for a notebook and as plain text for a terminal."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -38,11 +35,7 @@ def grid(
 ) -> Rich:
     """Return a captioned table. The first cell of each row is its heading.
 
-    Args:
-        headings: one per column.
-        rows: texts, as many per row as there are headings.
-        caption: what the numbers are and where they come from.
-        text_columns: which columns (from 0) hold text; all others are numbers, aligned right.
+    ``text_columns`` (from 0) hold text; all others are numbers, aligned right.
     """
     numbers = set(range(len(headings))) - set(text_columns)
     page = html_pages.table(caption, headings, rows, caption=caption, numbers=numbers)

@@ -1,4 +1,4 @@
-"""Run a process with a time limit, and end one together with everything that it started.
+"""End a process together with everything that it started, and say what CPU memory it uses.
 
 Limits: a process that detached itself into another session, and whose parent has ended, is found
 only if the caller has kept it (``known``).
@@ -8,11 +8,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-from labkit.support.files import PACKAGE
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import psutil
@@ -68,51 +65,3 @@ def end_group(process: subprocess.Popen, known: Iterable["psutil.Process"] = ())
             descendant.kill()
     process.wait()
     psutil.wait_procs(doomed, timeout=END_SECONDS)
-
-
-class Ended(NamedTuple):
-    """How a process ended: its exit code (None if it was stopped), and why it failed."""
-
-    code: int | None
-    why: str
-
-
-def run_process(command: Sequence[str], log: Path, timeout_seconds: float) -> Ended:
-    """Run ``command`` to its end, and end everything that it started.
-
-    Args:
-        command: what to run; it can import labkit.
-        log: file for its output; removed if nothing was written.
-        timeout_seconds: after which it is stopped.
-    """
-    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    code = None
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout_seconds)
-        finally:
-            end_group(process)
-    return Ended(code, _why(code, log, timeout_seconds))
-
-
-def _why(code: int | None, log: Path, timeout_seconds: float) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if not lines:
-        log.unlink()
-    if code is None:
-        return f"stopped after {timeout_seconds:g} seconds, the time limit (--timeout raises it)"
-    if code < 0:
-        return (
-            f"its process was ended by signal {-code}: it crashed, or the system stopped it, most "
-            "often because the computer's own memory ran out"
-        )
-    return lines[-1][:500] if lines else f"its process ended with code {code}"

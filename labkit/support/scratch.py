@@ -10,15 +10,8 @@ from labkit.values import InputError
 class TemporaryFolder(tempfile.TemporaryDirectory):
     """A new folder that is removed when it is closed, forgotten, or Python ends.
 
-    A ``with`` block gives its path. Limits: what a killed process leaves is for the system, which
-    clears the folder of temporary files.
-
-    Args:
-        parent: folder to make it in, on the disk that is to be used; by default where temporary
-            files go.
-
-    Raises:
-        InputError: no folder can be made there.
+    A ``with`` block gives its path. ``parent`` is the folder to make it in, by default where
+    temporary files go; an `InputError` says that none can be made there.
     """
 
     def __init__(self, parent: str | os.PathLike | None = None) -> None:

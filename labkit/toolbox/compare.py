@@ -13,14 +13,9 @@ def relative_error(
     tensors: torch.Tensor | Iterable[torch.Tensor],
     reference: torch.Tensor | Iterable[torch.Tensor],
 ) -> float:
-    """Return the norm of the difference over the norm of the reference.
+    """Return the norm of the difference over the norm of the reference, summed in float64.
 
-    Args:
-        tensors: one tensor, or several (a model's gradients), taken as one long vector.
-        reference: as many, of the same shapes in the same order.
-
-    Returns:
-        0.0 for equal tensors; the sums are float64, so that the comparison rounds nothing away.
+    Several tensors (a model's gradients) are taken as one long vector.
 
     Raises:
         InputError: numbers of tensors or shapes differ, or the reference is zero throughout.
@@ -45,12 +40,9 @@ def _as_list(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tenso
 
 
 def growth_exponent(points: Mapping[float, float]) -> float:
-    """Return the power with which ``y`` grows with ``x``: 1 is linear, 2 quadratic.
+    """Return the power with which ``y`` grows with ``x`` in ``{x: y}``: 1 is linear, 2 quadratic.
 
     It is the slope of log ``y`` over log ``x`` by least squares.
-
-    Args:
-        points: ``{x: y}``, all above zero, at least two.
 
     Raises:
         InputError: fewer than two points, or one that is not above zero.

@@ -16,7 +16,6 @@ Limits: written for DeepSpeed 0.19, one process per disk log. What counts as CPU
 a model of a GPU run, from what DeepSpeed was doing, not a measurement of one.
 """
 
-import contextlib
 import errno
 import json
 import logging
@@ -24,6 +23,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from labkit.hardware import this_machine
+from labkit.hardware import cuda, this_machine
 from labkit.toolbox.deepspeed_ops import missing, operators
 from labkit.toolbox.disk import reserve
 from labkit.tracker import Tracker
@@ -49,10 +49,7 @@ class Traffic:
 
 
 def prepare(*, nvme: bool = True) -> Traffic:
-    """Prepare DeepSpeed in this process; call it before ``deepspeed.initialize``.
-
-    Args:
-        nvme: whether it is to offload to a disk.
+    """Prepare DeepSpeed in this process, to offload to a disk if ``nvme``.
 
     Raises:
         InputError: something is missing; the text says what to install.
@@ -84,13 +81,12 @@ class Log:
         self.file, self.traffic = Path(folder) / "log.json", traffic
         self.steps: list[dict[str, dict[str, float]]] = [{}]
 
-    @contextlib.contextmanager
+    @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Attribute what happens in the block to the phase ``name`` of this step."""
+        """Attribute the block to the phase ``name`` of this step."""
         before, started = asdict(self.traffic), time.perf_counter()
         yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        cuda.cuda_memory.synchronize()
         seconds = time.perf_counter() - started
         added = {field: now - before[field] for field, now in asdict(self.traffic).items()}
         self.steps[-1][name] = {"seconds": seconds, **added}
@@ -132,11 +128,8 @@ def watched(handle: type, traffic: Traffic) -> type:
         def _started(self, failed: int, path: str) -> int:
             if failed:
                 self.wait()
-                raise OSError(
-                    errno.EIO,
-                    f"the disk refuses direct transfers (O_DIRECT) with {path}: choose a folder on "
-                    "a local disk",
-                )
+                reason = f"the disk refuses direct transfers (O_DIRECT) with {path}"
+                raise OSError(errno.EIO, f"{reason}: choose a folder on a local disk")
             self.pending += 1
             return failed
 
@@ -176,13 +169,10 @@ def _copy_when_gathering() -> None:
 
 
 def start(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
-    """Call ``deepspeed.initialize`` with the parameters moved one by one to where they will live.
+    """Return DeepSpeed's engine, with the parameters moved one by one to where they will live.
 
-    (Without ``zero.Init`` DeepSpeed puts the whole model on the device first.)
-
-    Returns:
-        The engine. What it holds counts as CPU memory, except the buckets that collect gradients,
-        which DeepSpeed has on the device.
+    (Without ``zero.Init`` DeepSpeed puts the whole model on the device first.) What the engine
+    holds counts as CPU memory, except the buckets of gradients, which are on the device.
     """
     import deepspeed
 
@@ -195,20 +185,16 @@ def start(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
     return engine
 
 
-def on_host() -> contextlib.AbstractContextManager[None]:
+def on_host() -> AbstractContextManager[None]:
     """Return a context in which tracked allocations of a CPU run count as the CPU's memory.
 
-    For the ``step()`` of an engine whose parameters and optimizer are offloaded. On a GPU tensors
-    say themselves where they are.
+    For the ``step()`` of an engine that offloads. On a GPU tensors say where they are.
     """
     tracker = _tracker()
-    return tracker.counting_as("host") if tracker else contextlib.nullcontext()
+    return tracker.counting_as("host") if tracker else nullcontext()
 
 
 def _tracker() -> Tracker | None:
     """Return the tracker that records now, on a CPU."""
-    if this_machine.device().type == "cpu":
-        for mode in _get_current_dispatch_mode_stack():
-            if isinstance(mode, Tracker):
-                return mode
-    return None
+    modes = _get_current_dispatch_mode_stack() if this_machine.device().type == "cpu" else ()
+    return next((mode for mode in modes if isinstance(mode, Tracker)), None)

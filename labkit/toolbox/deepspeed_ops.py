@@ -20,7 +20,6 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -39,8 +38,7 @@ _REPEATED = ("c_library_name", "c_block_size", "c_io_queue_depth")
 def missing(*, nvme: bool = True) -> str | None:
     """Return what DeepSpeed misses on this machine, and its remedy; None if nothing.
 
-    Args:
-        nvme: whether it is to offload to a disk, which takes more.
+    Offloading to a disk (``nvme``) takes more than offloading to the CPU.
     """
     if not importlib.util.find_spec("deepspeed"):
         return "DeepSpeed is not installed: `pip install --no-build-isolation deepspeed ninja`."
@@ -51,18 +49,12 @@ def missing(*, nvme: bool = True) -> str | None:
     if not shutil.which("ninja", path=_PATH):
         return "DeepSpeed builds its operators with ninja: `pip install ninja`."
     if not _has_header("libaio.h"):
-        return (
-            "DeepSpeed's operators for a disk need a C++ compiler and libaio.h: on Debian and "
-            "Ubuntu `apt-get install g++ libaio-dev`."
-        )
+        return "DeepSpeed needs a C++ compiler and libaio.h: `apt-get install g++ libaio-dev`."
     if this_machine.device().type == "cuda":
         from torch.utils.cpp_extension import CUDA_HOME
 
         if CUDA_HOME is None:
-            return (
-                "DeepSpeed's operators for a GPU need the CUDA toolkit (nvcc): install it, or name "
-                "its folder in the environment variable CUDA_HOME."
-            )
+            return "DeepSpeed needs the CUDA toolkit (nvcc), or its folder as CUDA_HOME."
     return None
 
 
@@ -76,10 +68,7 @@ def _has_header(header: str) -> bool:
 
 
 def build() -> float:
-    """Compile the operators if that has not been done, in a separate process.
-
-    Returns:
-        The seconds that it took.
+    """Compile the operators in a separate process, unless it was done; return its seconds.
 
     Raises:
         RuntimeError: something is missing, or the compiler failed; the text ends with its words.
@@ -94,13 +83,10 @@ def build() -> float:
 
 
 def operators() -> Any:
-    """Return DeepSpeed's module ``async_io``, compiled if that has not been done.
-
-    Raises:
-        RuntimeError: the compiler failed.
-    """
+    """Return DeepSpeed's module ``async_io``, compiled if that has not been done."""
     from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
     from filelock import FileLock
+    from torch.utils.cpp_extension import _import_module_from_library
 
     folder = build_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,25 +100,18 @@ def operators() -> Any:
                 _build(builder, folder / f"{builder.NAME}_source")
             elif builder.NAME not in builder._loaded_ops:
                 # DeepSpeed finds other flags in some processes, and would build it again.
-                builder._loaded_ops[builder.NAME] = _imported(builder.NAME, library)
+                module = _import_module_from_library(builder.NAME, library.parent, True)
+                builder._loaded_ops[builder.NAME] = module
             module = builder().load(verbose=False)
-    return module
-
-
-def _imported(name: str, library: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, library)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     return module
 
 
 def build_folder() -> Path:
     """Return where the operators are stored: other versions and processors have other folders."""
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     # They are compiled for this very processor.
     processor = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[:1]
-    versions = ["deepspeed", version("deepspeed"), "torch", torch.__version__, python]
-    name = "-".join([*versions, platform.machine(), *processor])
+    versions = ["deepspeed", version("deepspeed"), "torch", torch.__version__]
+    name = "-".join([*versions, sys.implementation.cache_tag, platform.machine(), *processor])
     return cache_folder() / "operators" / re.sub(r"[^\w.+-]+", "_", name)
 
 

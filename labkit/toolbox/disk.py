@@ -20,13 +20,12 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from labkit.values import MIB, format_bytes, positive_int
+from labkit.values import MIB, format_bytes
 
 PIECE_BYTES = 8 * MIB  # direct transfers go in whole blocks of 4096 bytes, from aligned memory
 
@@ -55,8 +54,7 @@ def reserve(path: str | os.PathLike, nbytes: int) -> None:
 class DiskStore:
     """Named tensors outside memory, each in a separate file.
 
-    Attributes:
-        read_bytes, written_bytes: of all tensors read and written so far.
+    ``read_bytes`` and ``written_bytes`` are of all tensors read and written so far.
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:
@@ -70,11 +68,7 @@ class DiskStore:
         return sum(shape.numel() * dtype.itemsize for shape, dtype in self._stored.values())
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Write ``tensor`` into the file ``name``, in place of what was there.
-
-        Raises:
-            OSError: the disk is full, or refuses; nothing is stored under that name then.
-        """
+        """Write ``tensor`` into the file ``name``, which is forgotten where the disk refuses."""
         tensor = tensor.detach()
         if not isinstance(tensor, FakeTensor):
             self._stored.pop(name, None)
@@ -86,7 +80,6 @@ class DiskStore:
         """Return the tensor in the file ``name``, on ``device``.
 
         Raises:
-            KeyError: nothing is stored under that name.
             OSError: the file is gone or short, or the disk refuses.
         """
         shape, dtype = self._stored[name]
@@ -103,21 +96,9 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(-1).view(torch.uint8).numpy()
 
 
-class DiskSpeed(NamedTuple):
-    """Bytes per second of long transfers."""
-
-    read: float
-    write: float
-
-
-def disk_speed(folder: str | os.PathLike, *, size_bytes: int = 256 * MIB) -> DiskSpeed:
-    """Time writing and then reading a file of ``size_bytes`` in ``folder``; it is removed.
-
-    Raises:
-        InputError: ``size_bytes`` is not a positive whole number.
-        OSError: the disk is full.
-    """
-    pieces = -(-positive_int(size_bytes, "size_bytes") // PIECE_BYTES)
+def disk_speed(folder: str | os.PathLike, *, size_bytes: int = 256 * MIB) -> tuple[float, float]:
+    """Return the bytes per second of reading and of writing a file of ``size_bytes`` there."""
+    pieces = -(-size_bytes // PIECE_BYTES)
     with (
         tempfile.NamedTemporaryFile(prefix="speed-", dir=folder) as file,
         contextlib.closing(mmap.mmap(-1, PIECE_BYTES)) as memory,
@@ -134,7 +115,7 @@ def disk_speed(folder: str | os.PathLike, *, size_bytes: int = 256 * MIB) -> Dis
                 return pieces * PIECE_BYTES / (time.perf_counter() - started)
 
         write = speed("r+b", "write")
-        return DiskSpeed(speed("rb", "readinto"), write)
+        return speed("rb", "readinto"), write
 
 
 def _open_direct(path: str | os.PathLike, mode: str) -> io.FileIO:

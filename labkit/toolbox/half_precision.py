@@ -50,7 +50,7 @@ class _HalfProducts(TorchDispatchMode):
     def leave_unless_needed(self) -> None:
         """Leave early if there was no such product yet: looking costs as much as a small operator.
 
-        Not if another mode has been entered since: that one would be left instead.
+        Not under another mode, which would be left instead.
         """
         if not self.found and _get_current_dispatch_mode() is self:
             super().__exit__(None, None, None)
@@ -60,9 +60,7 @@ class _HalfProducts(TorchDispatchMode):
         if not self.left:
             super().__exit__(*raised)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         half = args[0].dtype if func in _PRODUCTS else None
         if half not in _HALVES:

@@ -13,6 +13,7 @@ CPU half precision is computed as ``labkit.toolbox.half_precision`` says, if the
 
 import math
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of one experiment: at each step, one curve per seed, all of the same length.
-
-    ``name`` is for figures, ``device`` the machine's.
-    """
+    """The losses of one experiment on one machine: one curve per seed, all of the same length."""
 
     name: str
     seeds: tuple[int, ...]
@@ -79,19 +77,14 @@ class Losses:
         return f"trained on {self.device}, {seeds}"
 
     def against(self, reference: "Losses") -> Difference:
-        """Return the relative difference of ``finals``, seed by seed; NaN against a loss of 0.
-
-        Raises:
-            InputError: the reference has other seeds or another number of steps.
-        """
+        """Return the relative difference of ``finals``, seed by seed; NaN against a loss of 0."""
         if self.seeds != reference.seeds or len(self.curves[0]) != len(reference.curves[0]):
             raise InputError(
                 f"{self.name!r} and {reference.name!r} cannot be compared: they were trained with "
                 "other seeds or for another number of steps"
             )
-        relative = []
-        for ours, theirs in zip(self.finals, reference.finals, strict=True):
-            relative.append(ours / theirs - 1 if theirs else math.nan)
+        pairs = zip(self.finals, reference.finals, strict=True)
+        relative = [ours / theirs - 1 if theirs else math.nan for ours, theirs in pairs]
         if any(map(math.isnan, relative)):
             return Difference(math.nan, math.nan, math.nan)
         return Difference(sum(relative) / len(relative), min(relative), max(relative))
@@ -105,15 +98,12 @@ def losses(
     name: str | None = None,
     **parameters: Any,
 ) -> Losses:
-    """Train on this machine, once per seed, and return the losses.
+    """Train on this machine for ``steps`` steps, once per seed, and return the losses.
 
     Args:
         experiment: generator function ``experiment(device, seed=0, ...)`` yielding the loss per
-            step. It must give the same losses for the same seed.
-        seeds: one training run each.
-        steps: training steps of each run.
+            step, the same for the same seed.
         name: in a figure; by default the experiment's name and parameters.
-        **parameters: the experiment's own arguments.
 
     Raises:
         InputError: a bad argument, no seeds, an experiment without a ``seed`` or one that ends
@@ -140,7 +130,7 @@ def _train(experiment: Experiment, steps: int, parameters: dict[str, Any]) -> tu
     device = this_machine.device()
     run = Steps(experiment, device, parameters)
     curve: list[torch.Tensor] = []
-    with half_products(device) as products, run.closing():
+    with half_products(device) as products, closing(run):
         for loss in run.take(steps):
             curve.append(loss.detach().clone())  # read at the end: each read makes a GPU wait
             if products is not None and len(curve) == 1:
@@ -164,13 +154,8 @@ def held_out_loss(
     Args:
         model: a transformers causal language model (adapters and quantised layers included). It
             is evaluated without dropout and without gradients, and left in the mode it was in.
-        tokenizer: as for ``batches``; without one a token is a byte.
-        rows, seq_len, seed: how many rows of text, of how many tokens, and which.
+        tokenizer, rows, seq_len, seed: as for ``batches``, whose batch the ``rows`` are.
         batch_size: rows at once; it changes the memory, not the result.
-
-    Raises:
-        InputError: a count that is not a positive whole number, or a ``seq_len`` of 1 or beyond the
-            text.
     """
     rows = positive_int(rows, "rows")
     if positive_int(seq_len, "seq_len") < 2:

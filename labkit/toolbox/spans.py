@@ -6,12 +6,11 @@
     recorder.lap()                        # the spans of the next step go into a new list
     gantt({"last step": {"stage 0": recorder.laps[-2]}})
 
-Times are those of the machine's monotonic clock, which all its processes share, so that spans of
-several ranks can be drawn beside each other.
+Times are of the machine's monotonic clock, which all its processes share.
 
-Limits: each watched call waits for the GPU before and after, or its work would not be done when the
-time is recorded. That keeps the program from running ahead of the GPU, so it may be slower. GPUs
-other than this process's own are waited for where a call's arguments or result are on them.
+Limits: each watched call waits for the GPU before and after, so that its work is done when the time
+is recorded: the program cannot run ahead of the GPU. GPUs other than this process's own are waited
+for where a call's arguments or result are on them.
 """
 
 import functools
@@ -20,8 +19,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from labkit.values import InputError
 
 
 class Span(NamedTuple):
@@ -36,8 +33,8 @@ class Span(NamedTuple):
 class SpanRecorder:
     """Record when watched methods run.
 
-    ``laps`` has one list of spans per lap, each in the order in which they ended; the last is open.
-    With a ``path`` each `lap` writes all laps so far there, for another process to `read`.
+    ``laps`` has a list of spans per lap, in the order in which they ended; the last is open. With
+    a ``path`` each `lap` writes all laps so far there, for another process to `read`.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -52,13 +49,7 @@ class SpanRecorder:
             text: what is written on the spans; None: the first argument of a call, where that is
                 an int (the number of a micro-batch, say).
             **kinds: for each method's name what its spans are called, ``forward="forward"``.
-
-        Raises:
-            InputError: the owner has no such method.
         """
-        for method in kinds:
-            if not callable(getattr(owner, method, None)):
-                raise InputError(f"{type(owner).__name__} has no method {method!r} to watch")
         for method, kind in kinds.items():
             setattr(owner, method, self._watched(getattr(owner, method), kind, text))
 

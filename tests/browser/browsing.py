@@ -97,8 +97,8 @@ def lesson_environment(folder: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def serving(
     command: Sequence[str], *, answers: str, cwd: Path, environment: Mapping[str, str], log: Path
-) -> Iterator[subprocess.Popen]:
-    """A server that has answered at the address ``answers``; afterwards nothing of it is left."""
+) -> Iterator[None]:
+    """Start a server that answers at the address ``answers``; afterwards nothing of it is left."""
     with open(log, "wb") as output:
         server = subprocess.Popen(
             command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
@@ -107,7 +107,7 @@ def serving(
     started = set()
     try:
         _wait_for(answers, server, log)
-        yield server
+        yield
         started = descendants(server)
         server.terminate()  # a server ends its kernels itself, given the time
         server.wait(timeout=PATIENCE_SECONDS)
@@ -122,32 +122,25 @@ def _wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
     while time.monotonic() < deadline and server.poll() is None:
         try:
             urllib.request.urlopen(address, timeout=5).close()
-        except urllib.error.HTTPError as refusal:  # it is there, and asks for a token
-            refusal.close()
             return
-        except OSError:
+        except OSError as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code == 403:
+                return  # it is there, and asks for a token
             time.sleep(0.25)
-        else:
-            return
     said = log.read_text(encoding="utf-8", errors="replace")[-2000:]
     raise AssertionError(f"nobody answers at {address}; it ended with {server.poll()}:\n{said}")
 
 
-def token_of(server: subprocess.Popen, folder: Path) -> str:
-    """The token that a Jupyter server made for itself, from the file that it keeps of itself."""
-    return json.loads((folder / "runtime" / f"jpserver-{server.pid}.json").read_text())["token"]
+def token(log: Path) -> str:
+    """What an address of a Jupyter server must end with, as the server logged it."""
+    return re.search(r"\?token=\w+", log.read_text(encoding="utf-8"))[0]
 
 
 # --- pages -------------------------------------------------------------------------------------
 
 
 class Watch:
-    """What a page did that it must not.
-
-    Args:
-        page: a page of playwright.
-        pictures: addresses elsewhere that it may ask for.
-    """
+    """What a page did that it must not; it may ask for the ``pictures`` elsewhere."""
 
     def __init__(self, page: Any, pictures: Sequence[str] = ()) -> None:
         self.page = page
@@ -180,13 +173,7 @@ class Watch:
 def watched(
     browser: Any, *, size: tuple[int, int] = WIDE, pictures: Sequence[str] = ()
 ) -> Iterator[Any]:
-    """A new page of its own context, watched for as long as it is open.
-
-    Args:
-        browser: playwright's.
-        size: width and height of the window, in pixels.
-        pictures: addresses of pictures elsewhere, answered here by an empty one.
-    """
+    """A new page of its own context; ``pictures`` elsewhere are answered by an empty one."""
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height}, locale="en-GB")
     for address in pictures:
@@ -214,30 +201,18 @@ def violations(page: Any, context: Any = None, *, off: Sequence[str] = ()) -> li
     return page.evaluate(RUN % json.dumps(RULES), [context or {"include": ["html"]}, rules])
 
 
-def hold_to_axe(page: Any) -> None:
-    """Fail on anything that ``violations`` finds, with all of it."""
-    found = violations(page)
-    assert not found, "\n".join(found)
-
-
-def sideways(page: Any) -> int:
-    """By how many pixels the page is wider than its window."""
-    return page.evaluate(
-        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )
+def hold_page(page: Any, name: str) -> None:
+    """Axe finds nothing on the page, and it is no wider than its window; a picture is kept."""
+    shot(page, f"{name}-{page.viewport_size['width']}", whole=True)
+    assert violations(page) == []
+    element = "document.documentElement"
+    assert page.evaluate(f"{element}.scrollWidth - {element}.clientWidth") <= 0
 
 
 def shot(page: Any, name: str, *, whole: bool = False) -> Path:
-    """Keep a picture of what the page shows: artefacts for people to look at.
-
-    Args:
-        page: a page, or one element of it.
-        name: of the file, without its ending.
-        whole: the whole page, not only the part within the window.
-    """
+    """Keep a picture of what the page shows, for people to look at; ``whole``: all of the page."""
     folder = Path(os.environ.get("LABKIT_SCREENSHOTS") or ROOT / "build" / "screenshots")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}.png"
-    options = {"full_page": True} if whole else {}
-    page.screenshot(path=path, animations="disabled", **options)
+    page.screenshot(path=path, animations="disabled", full_page=whole)
     return path

@@ -6,31 +6,15 @@ so a cell is brought there before it is looked at.
 Limits: knows JupyterLab 4.6 by its class names.
 """
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from browsing import PATIENCE_SECONDS, watched
+from browsing import PATIENCE_SECONDS
 
-BADGES = (  # of a lesson's title: the only pictures that it takes from elsewhere
-    "https://colab.research.google.com/assets/colab-badge.svg",
-    "https://mybinder.org/badge_logo.svg",
-)
 IDLE = """() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'
     && ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
-
-
-@dataclass(frozen=True)
-class LabServer:
-    """A JupyterLab that runs: its address, its token, and the folder with the notebooks."""
-
-    address: str
-    token: str
-    folder: Path
 
 
 class LabPage:
@@ -44,17 +28,6 @@ class LabPage:
     def __init__(self, page: Any, notebook: Path) -> None:
         self.page, self.notebook = page, notebook
         self.ids = [cell["id"] for cell in self.saved()["cells"]]
-
-    @classmethod
-    @contextlib.contextmanager
-    def opened(cls, browser: Any, server: LabServer, name: str) -> Iterator["LabPage"]:
-        """The notebook ``name``, with its kernel ready."""
-        with watched(browser, pictures=BADGES) as page:
-            page.goto(f"{server.address}lab/tree/{name}?token={server.token}")
-            page.wait_for_selector(".jp-Notebook .jp-Cell")
-            lesson = cls(page, server.folder / name)
-            lesson.wait()
-            yield lesson
 
     def saved(self) -> dict[str, Any]:
         """The notebook as it is on the disk, once it is whole: JupyterLab writes it in place."""
@@ -73,16 +46,11 @@ class LabPage:
             self.page.get_by_role("menuitem", name=name, exact=True).click()
 
     def run_all(self) -> None:
-        """Run all cells and save.
-
-        Also where an earlier page has: a picture that is replaced later is replaced only on the
-        page on which it was shown.
-        """
-        before = max(self.counts())
+        """Run all cells of a notebook that has not run, and save."""
         self.menu("Run", "Run All Cells")
         self.wait()
         self.page.keyboard.press("Control+s")
-        self.until(lambda: min(self.counts()) > before)
+        self.until(lambda: min(self.counts()) > 0)
 
     def counts(self) -> list[int]:
         """How many cells the kernel had run with each code cell, as saved; 0 for none."""

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def deck(tmp_path_factory):
-    """The file of lesson 06's slides, with reveal.js beside it."""
+def slides(tmp_path_factory, browser):
+    """Lesson 06's slides, with reveal.js beside them, open."""
     browsing.need("nbconvert")
     if not REVEAL.is_dir():
         assert "CI" not in os.environ, f"there is no {REVEAL}"
@@ -35,12 +35,12 @@ def deck(tmp_path_factory):
     [path] = (browsing.ROOT / "notebooks").glob("06_*.ipynb")
     book = nbformat.read(path, as_version=4)
     judged = verdicts.judge(claims.of_lesson("06")[0].id, 0.4, "simulated for T4")
-    card = {"text/html": claim_card(judged).html}
     figure = f'<img alt="A figure" src="data:image/svg+xml;utf8,{PICTURE}" width="800">'
+    shown = {"plot": figure, "claim": claim_card(judged).html}
     for cell in book.cells:
-        if cell.cell_type == "code" and cell.metadata.tags[0] in ("plot", "claim"):
-            shown = card if "claim" in cell.metadata.tags else {"text/html": figure}
-            cell.outputs = [new_output("display_data", data=shown),
+        [tag] = cell.metadata.tags
+        if cell.cell_type == "code" and tag in shown:
+            cell.outputs = [new_output("display_data", data={"text/html": shown[tag]}),
                             new_output("stream", text="as printed")]  # fmt: skip
     nbformat.write(book, folder / "lesson.ipynb")
     config = browsing.ROOT / "workshop" / "slides_config.py"
@@ -50,15 +50,10 @@ def deck(tmp_path_factory):
         check=True, capture_output=True, env=browsing.lesson_environment(folder),
     )  # fmt: skip
     shutil.copytree(REVEAL, folder / "reveal.js")
-    return folder / "lesson.slides.html"
-
-
-@pytest.fixture
-def slides(deck, page):
-    page.set_viewport_size({"width": 1280, "height": 720})
-    page.goto(deck.as_uri())
-    page.wait_for_function("window.Reveal && Reveal.isReady()")
-    return page
+    with browsing.watched(browser, size=(1280, 720)) as page:
+        page.goto((folder / "lesson.slides.html").as_uri())
+        page.wait_for_function("window.Reveal && Reveal.isReady()")
+        yield page
 
 
 def test_every_slide_is_reached_and_nothing_is_cut_off_at_its_side(slides):
@@ -86,16 +81,6 @@ def test_figures_questions_and_verdicts_are_large(slides):
     cards = slides.locator(".slides section:has-text('Judged by') >> text=Judged by")
     assert cards.first.evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 12
     assert slides.locator(".slides math").count() >= 2
-
-
-def test_the_speaker_sees_what_the_audience_does_not(slides):
-    notes = slides.locator("aside.notes")
+    notes = slides.locator("aside.notes")  # of the speaker
     assert notes.count() > 5
     assert not any(notes.nth(i).is_visible() for i in range(notes.count()))
-    with slides.context.expect_page() as opened:
-        slides.keyboard.press("s")
-    window = opened.value
-    window.wait_for_selector("text=Upcoming")
-    slides.keyboard.press("Space")
-    window.wait_for_selector(".speaker-controls-notes >> text=/\\w+/")
-    window.close()

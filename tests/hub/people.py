@@ -3,8 +3,7 @@
 Plain HTTP and websockets, by the documented interfaces of JupyterHub, nbgitpuller and Jupyter
 Server, so that nothing of ours stands between the test and them.
 
-Limits: messages with binary parts (pictures inside widgets) are passed over. Whatever the server
-does not answer in PATIENCE_SECONDS is an error.
+Limits: messages with binary parts (pictures inside widgets) are passed over.
 """
 
 import json
@@ -16,8 +15,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import requests
 import websocket
-
-PATIENCE_SECONDS = 300  # machines that are busy
+from browsing import PATIENCE_SECONDS
 
 
 @dataclass

@@ -1,16 +1,22 @@
 """Lessons, reports, cards and figures for readers who cannot see them, or not well."""
 
-import ipywidgets
+from collections.abc import Sequence
+
 import matplotlib as mpl
 import nbformat
 import numpy as np
 import pytest
-from access_rules import TEXT_CONTRAST, WHITE, contrast, faint_shapes, faint_texts, over
 from bs4 import BeautifulSoup
 from fake_runs import fake_run, out_of_memory, traced_run
 from lesson_files import notebook
+from matplotlib.artist import Artist
+from matplotlib.collections import Collection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.text import Text
 from nbformat.v4 import new_output
 
+from labkit.allocator.replay import replay
 from labkit.course import lesson_cards, lessons, report
 from labkit.course.check import WIDGET_STATE, check_notebook
 from labkit.exercises import engine
@@ -22,16 +28,18 @@ from labkit.show import (
     lines,
     number_lines,
     picture,
-    predictions,
     scatter,
-    stacked_bars,
     timelines,
-    widgets,
 )
 from labkit.support.html_access import NO_ALT, problems, repair
+from labkit.toolbox.spans import Span
 from labkit.trace import Category
 from labkit.values import GIB
 
+TEXT_CONTRAST, DRAWN_CONTRAST = 4.5, 3.0
+WHITE = (1.0, 1.0, 1.0, 1.0)
+
+Colour = tuple[float, float, float, float]
 VAGUE = {"", "here", "click here", "this", "this page", "link", "more", "read more", "see"}
 MUTE = f"shows {NO_ALT}"
 
@@ -129,6 +137,93 @@ def test_what_notebooks_show_is_repaired_for_a_page():
     assert '<a href="#z">z</a>odd<a href="https://x.org">Open elsewhere</a>' in page
 
 
+# --- contrast, by the Web Content Accessibility Guidelines (WCAG) 2.2: 1.4.3 and 1.4.11 ---------
+
+
+def contrast(one: object, other: object) -> float:
+    """The contrast ratio of two colours, from 1 to 21, by WCAG 2.2's own definition.
+
+    https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio; the colours as matplotlib takes them, without
+    transparency.
+    """
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: object) -> float:
+    """https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    parts = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in mpl.colors.to_rgb(colour)
+    ]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+def over(colour: Colour, paper: object) -> Colour:
+    """What is seen of a colour that lets some of the paper through."""
+    alpha = colour[3]
+    below = mpl.colors.to_rgb(paper)
+    mixed = (alpha * c + (1 - alpha) * p for c, p in zip(colour[:3], below, strict=True))
+    return (*mixed, 1.0)
+
+
+def faint_texts(figure: Figure, papers: Sequence[object] = (WHITE,)) -> list[str]:
+    """Texts of a drawn figure that do not stand out from what they can be written on.
+
+    Args:
+        figure: has been drawn.
+        papers: the backgrounds that a text without a box of its own may have.
+    """
+    faint = []
+    for text in figure.findobj(Text):
+        if not text.get_text().strip() or not text.get_visible():
+            continue
+        box = text.get_bbox_patch()
+        behind = papers if box is None else [over(box.get_facecolor(), WHITE)]
+        least = min(contrast(text.get_color(), paper) for paper in behind)
+        if least < TEXT_CONTRAST:
+            faint.append(f"{text.get_text()!r} in {text.get_color()}: {least:.2f}")
+    return faint
+
+
+def faint_shapes(figure: Figure, tints: Sequence[object] = ()) -> list[str]:
+    """Areas and lines that do not stand out from white paper, by their fill or by their outline.
+
+    Args:
+        figure: has been drawn.
+        tints: fills that say nothing by themselves: what they mark has words or lines, too.
+    """
+    allowed = {mpl.colors.to_hex(tint) for tint in tints}
+    faint = []
+    for axes in figure.axes:
+        for shape in filter(Artist.get_visible, [*axes.patches, *axes.collections]):
+            for fill, edge in _looks(shape):
+                if mpl.colors.to_hex(fill) in allowed:
+                    continue
+                marks = shape.get_hatch() or np.max(shape.get_linewidth())  # in the edge's colour
+                drawn = [fill, edge] if marks else [fill]
+                if max(contrast(each, WHITE) for each in drawn) < DRAWN_CONTRAST:
+                    faint.append(f"an area in {mpl.colors.to_hex(fill)}")
+                elif shape.get_hatch() and contrast(edge, fill) < DRAWN_CONTRAST:
+                    found = f"{mpl.colors.to_hex(fill)}: {contrast(edge, fill):.2f}"
+                    faint.append(f"a hatch on {found}")
+        for line in axes.lines:
+            bare = line.get_linestyle() != "None" and not line.get_path_effects()  # no outline
+            if bare and contrast(line.get_color(), WHITE) < DRAWN_CONTRAST:
+                faint.append(f"a line in {line.get_color()}")
+    return faint
+
+
+def _looks(shape: Patch | Collection) -> set[tuple[Colour, Colour]]:
+    """Fill and edge of each part of a shape, as they are seen on white paper."""
+    fills, edges = (
+        [over(tuple(colour), WHITE) for colour in np.atleast_2d(colours)] or [WHITE]
+        for colours in (shape.get_facecolor(), shape.get_edgecolor())
+    )
+    count = max(len(fills), len(edges))
+    return {(fills[i % len(fills)], edges[i % len(edges)]) for i in range(count)}
+
+
 # --- colours -----------------------------------------------------------------------------------
 
 
@@ -136,8 +231,8 @@ def test_verdicts_can_be_read_and_are_not_told_by_colour_alone():
     for looks in (lesson_cards.VERDICTS, engine.OUTCOMES):
         assert len({look.symbol for look in looks.values()}) == len(looks)
     looks = [*lesson_cards.VERDICTS.values(), *engine.OUTCOMES.values(), *cards.TONES.values()]
-    for colour in (cards.INK, cards.SOFT, *(look.colour for look in looks)):
-        assert contrast(colour, cards.PAPER) >= TEXT_CONTRAST, colour
+    for colour in ("#1b2430", "#4a5663", *(look.colour for look in looks)):  # texts of a card
+        assert contrast(colour, WHITE) >= TEXT_CONTRAST, colour
 
 
 # --- figures -----------------------------------------------------------------------------------
@@ -156,16 +251,16 @@ FIGURES = {
         "x", "y", write=str, limit=9,
     ),
     "dots": lambda: scatter.scatter({name: (i, i * i) for i, name in enumerate(SEVEN)}, "x", "y"),
-    "parts": lambda: stacked_bars.stacked_bars(
+    "parts": lambda: bars.stacked_bars(
         {"bar": dict.fromkeys(SEVEN[:6], 1 << 30)}, title="Parts"
     ),
     "gantt": lambda: gantt.gantt({"chart": {"GPU 0": [
-        (kind, i, i + 0.8, "text") for i, kind in enumerate(["forward", "backward", *"abcd"])
+        Span(kind, i, i + 0.8, "text") for i, kind in enumerate(["forward", "backward", *"abcd"])
     ]}}),
     "levels": lambda: number_lines.number_lines(
         {name: np.arange(9.0) for name in SEVEN}, values=np.linspace(0, 9, 99)
     ),
-    "segments": lambda: allocator_view.allocator_view(traced_run()).picture,
+    "segments": lambda: allocator_view.allocator_view(replay(traced_run().trace)).picture,
 }  # fmt: skip
 PHASES = timelines.PHASE_COLOURS.values()  # strips with words in them, and paler areas below
 TINTS = [
@@ -203,25 +298,3 @@ def test_the_rules_for_figures_find_what_they_are_for(drawn):
     assert faint_shapes(drawn, TINTS) == [
         "an area in #56b4e9", "a hatch on #0072b2: 2.25", "a line in #E69F00",
     ]  # fmt: skip
-
-
-# --- widgets -----------------------------------------------------------------------------------
-
-
-def controls(widget):
-    """What can be operated in a widget."""
-    kinds = (ipywidgets.Dropdown, ipywidgets.SelectionSlider, ipywidgets.IntSlider,
-             ipywidgets.Text, ipywidgets.Button, ipywidgets.Play, ipywidgets.Checkbox)  # fmt: skip
-    found = [widget] if isinstance(widget, kinds) else []
-    return found + [each for child in getattr(widget, "children", ()) for each in controls(child)]
-
-
-def test_every_control_has_a_name(monkeypatch):
-    explorer = widgets.Explorer(
-        None, None, {"batch_size": [1, 2], "precision": ["fp32", "bf16"], "on": [True, False]}
-    )
-    prediction = predictions.Prediction("How many?", "GiB", "00-peak")
-    found = [*controls(explorer.widget), *controls(prediction.widget)]
-    assert len(found) == 7
-    for control in found:
-        assert control.description or control.tooltip, control

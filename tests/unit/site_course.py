@@ -3,12 +3,10 @@
 Limits: the notebooks are made up; only their names are those of lessons.
 """
 
-import contextlib
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
+from lesson_files import notebook, result
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from labkit.cheat_sheet.export import Section
@@ -16,9 +14,7 @@ from labkit.course import claims, session, verdicts
 from labkit.course.check import WIDGET_STATE
 from labkit.course.outcomes import Outcome, store
 from labkit.course.results import RESULT_MIME
-from tests.unit.lesson_files import notebook, result
 
-ROOT = Path(__file__).resolve().parents[2]
 HOSTILE, PLAIN = "06_gradient_checkpointing", "00_start_here"
 WORD = "zugzwang"  # stands in one lesson and nowhere else
 BADGE = "[![Open in Colab](https://elsewhere.example/b.svg)](https://colab.example/lesson)"
@@ -29,16 +25,6 @@ SHEET = SimpleNamespace(date="2026-01-02T03:04:05+00:00", versions="torch 2.13.0
 SECTION = Section(
     "Techniques, each alone", "A note.", ("technique", "peak"), (("<i>LoRA</i>", "3"),)
 )
-
-
-@contextlib.contextmanager
-def site_modules():
-    """The modules of the site's folder can be imported."""
-    sys.path.insert(0, str(ROOT / "site"))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(ROOT / "site"))
 
 
 def write_course(folder):

@@ -37,6 +37,7 @@ def tracked(name: str, *, fake: bool):
 
 
 @pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.slow
 def test_tracked_simulated_and_allocated_agree(name):
     real = tracked(name, fake=False)
     fake = tracked(name, fake=True)

@@ -111,17 +111,6 @@ def test_a_snapshot_that_somebody_published():
     assert found == [(2097152, 45568), (20971520, 8519680)]
 
 
-@KIND
-def test_pytorchs_test_of_running_out_and_trying_again(expandable):
-    """``test_out_of_memory_retry``: two halves do not fit at once; freed, the second one does."""
-    allocator = CachingAllocator(budget_bytes=1000 * MIB - 1, expandable_segments=expandable)
-    first = allocator.allocate(500 * MIB)
-    with pytest.raises(SimulatedOutOfMemory):
-        allocator.allocate(500 * MIB)
-    allocator.free(first)
-    assert allocator.allocate(500 * MIB)
-
-
 # --- a budget ----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import labkit as lab
 from labkit.plan.formula import Part, formula_estimate
 from labkit.show import calculator as module
 from labkit.show.calculator import FIRST, OTHER_MODEL, Calculator, calculator, verdict
-from labkit.show.formula_bars import Pair, draw_formula_bars, part_table
+from labkit.show.formula_bars import draw_formula_bars, part_table
 from labkit.values import GIB, InputError
 
 DEFAULTS = {"quantize": "none", "attention": "sdpa", "other_model": ""}
@@ -46,30 +46,26 @@ def shown(quick):
     return calculator(**TINY)
 
 
-def result(calculator):
-    [output] = calculator.result.outputs
-    return output["data"]
-
-
 def test_it_shows_formula_and_trace(shown):
-    assert shown.pair.formula.model == "SmolLM2-tiny"
-    assert shown.pair.trace.recipe.seq_len == 128
+    formula, trace = shown.pair
+    assert formula.model == "SmolLM2-tiny"
+    assert trace.recipe.seq_len == 128
     assert "It fits" in shown.said
     assert "No schedule of this recipe goes below" in shown.said
-    assert "data:image/png" in result(shown)["text/html"]
-    for part in shown.pair.formula.by_part:
-        assert str(part) in result(shown)["text/plain"]
+    [output] = shown.result.outputs
+    assert "data:image/png" in output["data"]["text/html"]
+    for part in formula.by_part:
+        assert str(part) in output["data"]["text/plain"]
 
 
 def test_a_change_answers_at_once_where_no_loop_runs(shown, quick):
-    before = shown.pair.trace.peak_allocated_bytes
+    before = shown.pair
     shown.controls["batch_size"].value = 16
-    assert shown.pair.trace.recipe.batch_size == 16
-    assert shown.pair.trace.peak_allocated_bytes > before
-    assert [call[2].batch_size for call in quick] == [1, 16]
+    assert shown.pair[1].recipe.batch_size == 16
+    assert shown.pair[1].peak_allocated_bytes > before[1].peak_allocated_bytes
     shown.controls["batch_size"].value = 1  # known already
-    assert len(quick) == 2
-    assert shown.pair.trace.peak_allocated_bytes == before
+    assert [call[2].batch_size for call in quick] == [1, 16]
+    assert shown.pair == before
 
 
 def test_in_a_loop_only_the_last_of_several_changes_is_computed(shown, quick, monkeypatch):
@@ -122,14 +118,14 @@ def test_a_folder_with_a_config_is_a_model(quick, tmp_path):
     own = calculator(**{**TINY, "model": str(tmp_path)})
     assert own.controls["model"].value == OTHER_MODEL
     assert own.controls["other_model"].layout.display is None
-    assert own.pair.formula.by_part == formula_estimate("SmolLM2-tiny", seq_len=128).by_part
+    assert own.pair[0].by_part == formula_estimate("SmolLM2-tiny", seq_len=128).by_part
     own.controls["model"].value = "SmolLM2-tiny"
     assert own.controls["other_model"].layout.display == "none"
 
 
 def test_bad_first_values_are_refused(quick):
     for first, reason in [
-        ({"rank": 3}, "no control 'rank'"),
+        ({"rank": 3}, "does not offer rank=3"),
         ({"seq_len": 100}, "does not offer seq_len=100"),
         ({"gpu": "nope"}, "unknown GPU"),
     ]:
@@ -141,15 +137,6 @@ def test_a_card_without_bfloat16_begins_with_what_it_can_do(quick):
     assert Calculator({"gpu": "t4"}).setting["precision"] == "amp-fp16"
     assert Calculator({}).setting["precision"] == FIRST["precision"] == "bf16"
     assert Calculator({"gpu": "t4", "precision": "bf16"}).setting["precision"] == "bf16"
-
-
-def test_only_widgets_that_old_frontends_know(shown):
-    waiting, seen = [shown.widget], set()
-    while waiting:
-        widget = waiting.pop()
-        seen.add(type(widget).__name__)
-        waiting += getattr(widget, "children", ())
-    assert seen == {"Dropdown", "SelectionSlider", "Text", "HTML", "Output", "HBox", "VBox"}
 
 
 def test_without_a_frontend_there_is_a_static_figure(quick, monkeypatch):
@@ -166,21 +153,17 @@ def test_without_a_frontend_there_is_a_static_figure(quick, monkeypatch):
 # --- words and pictures ---------------------------------------------------------------------------
 
 
-def pair(gpu="t4", **how):
+def pair(**how):
     how = {"batch_size": 4, "seq_len": 128, **how}
-    return Pair(
-        formula_estimate("SmolLM2-tiny", **how), lab.estimate("SmolLM2-tiny", gpu=gpu, **how)
-    )
+    return formula_estimate("SmolLM2-tiny", **how), lab.estimate("SmolLM2-tiny", gpu="t4", **how)
 
 
-def with_sizes(found, *, reserved, capacity, formula):
+def with_sizes(formula, trace, *, reserved, capacity, total):
     """The same pair on a card of another size, with a formula that says something else."""
-    run = dataclasses.replace(found.trace.run, reserved_bytes=reserved, capacity_bytes=capacity)
-    trace = dataclasses.replace(found.trace, run=run)
-    rest = formula - sum(t.nbytes for t in found.formula.terms[1:])
-    first = dataclasses.replace(found.formula.terms[0], nbytes=rest)
-    terms = (first, *found.formula.terms[1:])
-    return Pair(dataclasses.replace(found.formula, terms=terms), trace)
+    run = dataclasses.replace(trace.run, reserved_bytes=reserved, capacity_bytes=capacity)
+    rest = total - sum(t.nbytes for t in formula.terms[1:])
+    terms = (dataclasses.replace(formula.terms[0], nbytes=rest), *formula.terms[1:])
+    return dataclasses.replace(formula, terms=terms), dataclasses.replace(trace, run=run)
 
 
 def test_verdicts():
@@ -192,9 +175,9 @@ def test_verdicts():
         ((4 * GIB, 8 * GIB, 10 * GIB), "✔", "It fits", "larger card"),
         ((8 * GIB - 1, 8 * GIB, 5 * GIB), "!", "Too close to call", "same answer"),
     ]
-    for (reserved, capacity, formula), symbol, head, line in cases:
-        changed = with_sizes(found, reserved=reserved, capacity=capacity, formula=formula)
-        text, look = verdict(changed)
+    for (reserved, capacity, total), symbol, head, line in cases:
+        changed = with_sizes(*found, reserved=reserved, capacity=capacity, total=total)
+        text, look = verdict(*changed)
         assert look.symbol == symbol
         assert head in text.splitlines()[0]
         assert line in text.splitlines()[1]
@@ -204,18 +187,19 @@ def test_figure_table_and_text_say_the_same():
     pairs = {"short $x": pair(), "long": pair(batch_size=16)}
     figure = draw_formula_bars(pairs, title="Two")
     assert_fits(figure)
-    for name, each in pairs.items():
-        total, reserved = each.formula.total_bytes, each.trace.peak_reserved_bytes
-        assert f"{name}: formula {lab.format_bytes(total)}, peak of the trace" in figure.alt
-        assert lab.format_bytes(reserved) in figure.table.text
+    for name, (formula, trace) in pairs.items():
+        assert f"{name}: formula, −" in figure.alt
+        for nbytes in (formula.total_bytes, trace.peak_allocated_bytes):
+            assert f"together {lab.format_bytes(nbytes)}" in figure.alt
     [far] = [t for t in figure.axes[0].texts if "can hold" in t.get_text()]
     assert far.get_text().endswith("→")  # named, not drawn
-    long = pairs["long"]
-    assert "2 × 4 P" in part_table(long).text
-    assert "exact" in part_table(long).text
-    missed = max(long.rows, key=lambda row: row.peak_bytes - (row.formula_bytes or 0))
+    formula, trace = pairs["long"]
+    assert "2 × 4 P" in part_table(formula, trace).text
+    assert "same" in part_table(formula, trace).text
+    rows = formula.beside(trace.run)
+    missed = max(rows, key=lambda row: row.peak_bytes - (row.formula_bytes or 0))
     assert missed.part in (Part.LOGITS, Part.ACTIVATIONS)
-    assert f"misses most at the peak is {missed.part}" in verdict(long)[0]
+    assert f"misses most at the peak is {missed.part}" in verdict(formula, trace)[0]
 
 
 # --- the page of its own --------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """labkit estimate, advise, models and gpus: exit codes, sentences, text and JSON that agree."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,10 +8,7 @@ import labkit as lab
 from labkit.cli import main, plan
 from labkit.hardware.catalogue import GPUS
 from labkit.models import catalogue
-from labkit.plan import candidates, search
 from labkit.plan.recipe import Recipe
-from labkit.plan.shapes import shapes_of
-from labkit.trace import Trace
 from labkit.values import GIB, MIB
 
 OWN = """
@@ -151,13 +147,6 @@ def test_what_does_not_fit_exits_1_and_names_the_request(capsys, files):
     assert "every layer was traced" in out
 
 
-def test_a_host_too_small_exits_1(capsys, files):
-    arguments = "estimate FILES/tiny --gpu t4 --offload weights --checkpointing --host-memory 1K"
-    code, out, _ = call(capsys, files, *arguments.split())
-    assert code == 1
-    assert "does not fit the host's memory" in out
-
-
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [("64GiB", 64 * GIB), ("1.5 tb", 1500 * 10**9), ("512", 512), ("2Mi", 2 * MIB)],
@@ -182,6 +171,8 @@ def test_an_experiment_of_the_users_own(capsys, files):
     assert found["recipe"] is None
     assert found["parameters"] == {"width": 256, "kind": "8 bits", "batch_size": 4}
     assert found["by_category"]["weights"] == 4 * (256 * 256 + 256)
+    assert found["flops"] == 2 * 2 * 4 * 256 * 256  # forward and the weights' gradient
+    assert 0 < found["floor_bytes"] <= found["peak_allocated_bytes"]
 
 
 def test_advice_for_an_experiment_of_the_users_own(capsys, files):
@@ -209,25 +200,6 @@ def test_models_and_gpus_are_listed(capsys, files):
 # --- advise: the search is tested in test_advice --------------------------------------------------
 
 
-@pytest.fixture
-def guessed(monkeypatch):
-    """Estimates by a formula instead of simulations."""
-
-    def estimate(config, *, gpu, recipe):
-        needed = candidates.least_bytes(recipe, shapes_of(config)) + 100 * MIB * recipe.batch_size
-        run = SimpleNamespace(
-            trace=Trace("cpu:0", (), (), (0,)),
-            host_bytes=GIB,
-            flops=10**12 * recipe.tokens,
-            moved_bytes=10**9,
-            sent_bytes=0,
-        )
-        fits = needed <= gpu.budget_bytes
-        return SimpleNamespace(recipe=recipe, peak_reserved_bytes=needed, fits=fits, run=run)
-
-    monkeypatch.setattr(search, "estimate", estimate)
-
-
 def test_advice_in_text_and_as_json(capsys, files, guessed):
     code, out, err = call(capsys, files, "advise", "Llama-3.2-1B", "--gpu", "rtx-4090", "--json")
     assert (code, err) == (0, "")
@@ -236,7 +208,7 @@ def test_advice_in_text_and_as_json(capsys, files, guessed):
     code, out, _ = call(capsys, files, "advise", "Llama-3.2-1B", "--gpu", "rtx-4090")
     assert code == 0
     assert f"The same training: {Recipe.from_dict(best['recipe'])}" in out
-    assert "and 1.00 GiB of host memory, bound" in out
+    assert "and 0 B of host memory, bound" in out
     assert all(sentence in out for sentence in best["costs"])
     assert f"{len(found['options'])} recipes simulated, {found['ruled_out']} ruled out" in out
     changed = found["options"][found["best"]["changed"]]

@@ -1,7 +1,5 @@
-"""What labkit leans on inside PyTorch and transformers, one test per thing.
-
-Most of these names are private, or their behaviour is promised nowhere. When a new version changes
-one, the test that fails here says which, and which module of labkit uses it.
+"""What labkit leans on inside PyTorch and transformers, where no test of the module that uses it
+would say what a new version has changed.
 """
 
 import gc
@@ -13,50 +11,21 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 aten = torch.ops.aten
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what each operator was and gave."""
+    """Collects the names of operators."""
 
     def __init__(self):
         super().__init__()
-        self.calls, self.given = [], []
+        self.names = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.calls.append(func)
-        self.given.append(out)
-        return out
-
-    @property
-    def names(self):
-        """Short names, without the aliases that PyTorch makes for its own use."""
-        names = [func.__name__.partition(".")[0] for func in self.calls]
-        return [name for name in names if name not in ("detach", "lift_fresh")]
-
-
-# --- seeing operators: labkit.tracker ----------------------------------------------------------
-
-
-def test_a_dispatch_mode_sees_in_place_view_and_out_operators():
-    """``TorchDispatchMode`` (labkit.tracker): nothing that allocates passes it by."""
-    with Recorder() as seen:
-        x = torch.zeros(4)
-        x.add_(1)
-        x.view(2, 2)
-        torch.add(x, x, out=torch.empty(4))
-        x[:2] = 0
-    assert seen.names == ["zeros", "add_", "view", "empty", "add", "slice", "fill_"]
-    assert seen.given[seen.calls.index(aten.add_.Tensor)] is x
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 # --- the life of a storage: labkit.tracker ------------------------------------------------------
@@ -81,130 +50,7 @@ def test_a_weak_reference_dies_exactly_when_the_storage_is_freed():
     assert ref() is None
 
 
-def test_a_weak_reference_lives_while_only_the_graph_holds_the_storage():
-    """Weak references to ``UntypedStorage`` (labkit.tracker): a tensor that only autograd saved
-    has no Python object, and still counts."""
-    died = []
-    hidden = torch.zeros(8, requires_grad=True) * 2
-    ref = weakref.ref(hidden.untyped_storage(), died.append)
-    loss = hidden.sin()
-    del hidden
-    gc.collect()
-    assert not died
-    assert ref() is not None
-    loss.sum().backward()
-    assert died == [ref]
-
-
-def test_cdata_is_a_storages_identity():
-    """``UntypedStorage._cdata`` (labkit.tracker's key): one value per storage, whatever Python
-    object stands for it."""
-    x, other = torch.zeros(4), torch.zeros(4)
-    addresses = {t.untyped_storage()._cdata for t in (x, x[:2], x.view(2, 2), x.detach())}
-    assert len(addresses) == 1
-    assert other.untyped_storage()._cdata not in addresses
-
-
-# --- what autograd saves: labkit.tracker --------------------------------------------------------
-
-
-def test_entering_saved_tensors_hooks_pushes_the_default_hooks():
-    """``saved_tensors_hooks.__enter__`` and ``torch._C._autograd.
-    _push_saved_tensors_default_hooks`` (labkit.tracker wraps other people's hooks there)."""
-    pushed = []
-    hooks = saved_tensors_hooks(lambda t: t, lambda t: t)
-    name = "_push_saved_tensors_default_hooks"
-    with mock.patch.object(torch._C._autograd, name, lambda *pair: pushed.append(pair)):
-        hooks.__enter__()
-    assert pushed == [(hooks.pack_hook, hooks.unpack_hook)]
-
-
-def test_checkpointing_saves_through_saved_tensors_hooks():
-    """``torch.utils.checkpoint`` without re-entry (labkit.tracker): it enters
-    ``saved_tensors_hooks`` in forward and again when it recomputes."""
-    entered = []
-    original = saved_tensors_hooks.__enter__
-
-    def enter(hooks):
-        entered.append(type(hooks).__qualname__)
-        return original(hooks)
-
-    x = torch.ones(4, requires_grad=True)
-    with mock.patch.object(saved_tensors_hooks, "__enter__", enter):
-        y = checkpoint(torch.sin, x, use_reentrant=False)
-        assert len(entered) == 1
-        y.sum().backward()
-    assert len(entered) == 2
-
-
-def test_checkpointing_stops_recomputing_early():
-    """``torch.utils.checkpoint``'s early stop (labkit.tracker): the last tensor that backward
-    needs is kept, then an exception leaves the recomputation; later operators do not run again."""
-    calls = []
-
-    def block(x):
-        y = x.sin()
-        calls.append("sin")
-        y = y * 2  # saves nothing of x's size that backward would wait for
-        calls.append("times")
-        return y + 1
-
-    x = torch.ones(4, requires_grad=True)
-    checkpoint(block, x, use_reentrant=False).sum().backward()
-    assert calls == ["sin", "times"]  # the second time it stopped inside `sin`
-
-
-def test_checkpointing_keeps_the_random_state_through_torch():
-    """``torch.get_rng_state`` and ``set_rng_state`` (labkit.fake.mode answers both for real):
-    looked up on the module at the time of the call."""
-    x = torch.ones(4, requires_grad=True)
-    with (
-        mock.patch.object(torch, "get_rng_state", wraps=torch.get_rng_state) as get,
-        mock.patch.object(torch, "set_rng_state", wraps=torch.set_rng_state) as put,
-    ):
-        checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
-    assert get.called
-    assert put.called
-
-
-def test_the_graph_task_says_whether_backward_runs():
-    """``torch._C._current_graph_task_id`` (labkit.tracker's backward phase): -1 outside."""
-    seen = []
-    x = torch.ones(2, requires_grad=True)
-    x.register_hook(lambda grad: seen.append(torch._C._current_graph_task_id()))
-    assert torch._C._current_graph_task_id() == -1
-    (x * 2).sum().backward()
-    assert seen[0] != -1
-    assert torch._C._current_graph_task_id() == -1
-
-
 # --- fake tensors: labkit.fake.mode --------------------------------------------------------------
-
-
-def test_fake_mode_can_be_left_for_a_moment():
-    """``unset_fake_temporarily`` and ``_disable_current_modes`` (labkit.fake.mode: the random state
-    is real)."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with FakeTensorMode(), Recorder() as seen:
-        with _disable_current_modes(), unset_fake_temporarily():
-            real = torch.ones(2)
-        assert torch.ones(2).device.type == "cpu"
-    assert type(real) is torch.Tensor
-    assert seen.names == ["ones"]
-
-
-def test_moving_a_module_swaps_tensors_through_torch_utils():
-    """``torch.utils.swap_tensors`` (labkit.fake.mode replaces it): ``Module.to`` looks it up there
-    for parameters that are tensor sub-classes, fake ones too."""
-    with FakeTensorMode():
-        layer = nn.Linear(2, 2)
-        with mock.patch(
-            "torch.utils.swap_tensors", side_effect=lambda a, b: setattr(a, "data", b.data)
-        ) as swap:
-            layer.to(torch.bfloat16)
-    assert swap.call_count == 2
-    assert layer.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -257,74 +103,7 @@ def test_packed_sequences_are_looked_for_by_one_function():
     assert find.called
 
 
-# --- autocast: labkit.fake.autocast -------------------------------------------------------------
-
-
-def test_the_cpus_autocast_rule_of_one_operator_can_be_replaced():
-    """``torch.library.Library.impl(..., "AutocastCPU")``, ``_ExcludeDispatchKeyGuard`` and
-    ``Library._destroy`` (labkit.fake.autocast)."""
-    x = torch.ones(2, 2, dtype=torch.bfloat16)
-    without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-
-    def in_float32(x, *args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(without):
-            return aten.exp.default(x.float())
-
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        library.impl("exp", in_float32, "AutocastCPU")
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert x.exp().dtype == torch.float32
-        assert x.exp().dtype == torch.bfloat16
-    finally:
-        library._destroy()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert x.exp().dtype == torch.bfloat16
-
-
 # --- attention: labkit.fake.attention -----------------------------------------------------------
-
-
-def test_attention_can_be_taken_over_above_autograd():
-    """``torch.library.Library.impl(..., "AutogradCPU")``, ``Library._destroy`` and
-    ``OpOverload.decompose`` (labkit.fake.attention): the kernel stands below autocast, sees
-    ``requires_grad``, and PyTorch's own is still there to be called."""
-    operator, seen = aten.scaled_dot_product_attention.default, []
-    x = torch.ones(1, 1, 4, 8, requires_grad=True)
-
-    def kernel(query, *args, **kwargs):
-        seen.append((query.dtype, query.requires_grad))
-        return operator.decompose(query, *args, **kwargs)
-
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        library.impl("scaled_dot_product_attention", kernel, "AutogradCPU")
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = nn.functional.scaled_dot_product_attention(x, x, x)
-        out.sum().backward()
-    finally:
-        library._destroy()
-    nn.functional.scaled_dot_product_attention(x, x, x)
-    assert seen == [(torch.bfloat16, True)]
-    assert x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("name", "extra", "rows"),
-    [("flash", (), (40,)), ("efficient", (None, True), (64,)), ("cudnn", (None, True), (40, 1))],
-)
-def test_cudas_attention_operators_have_shapes_on_fake_cpu_tensors(name, extra, rows):
-    """``aten._scaled_dot_product_{flash,efficient,cudnn}_attention`` (labkit.fake.attention): the
-    meta functions serve a CPU device too, and tell what backward keeps: the log-sum-exp."""
-    operator = getattr(aten, f"_scaled_dot_product_{name}_attention")
-    gpu = torch.device("cpu", 0)
-    with FakeTensorMode():
-        x = torch.ones(2, 4, 40, 16, dtype=torch.float16, device=gpu, requires_grad=True)
-        out, log_sum_exp, *_ = operator(x, x, x, *extra)
-        out.sum().backward()
-    assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, gpu)
-    assert (log_sum_exp.shape, log_sum_exp.dtype) == ((2, 4, *rows), torch.float32)
-    assert (x.grad.shape, x.grad.device) == (x.shape, gpu)
 
 
 def test_what_sdpa_kernel_sets_can_be_read():
@@ -355,51 +134,7 @@ def test_which_version_groups_heads_in_the_memory_efficient_kernel():
     assert ("supports_mqa" in text) == EFFICIENT_TAKES_GROUPS
 
 
-def test_the_plain_forms_softmax_has_that_backward():
-    """``aten._safe_softmax`` and ``_softmax_backward_data`` (labkit.fake.attention's plain form):
-    autograd keeps the result only, and rows without any score are zeros."""
-    from labkit.fake.attention import _SafeSoftmax
-
-    scores = torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]], requires_grad=True)
-    ours, theirs = _SafeSoftmax.apply(scores), aten._safe_softmax(scores, -1)
-    assert torch.equal(ours, theirs)
-    weights = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    gradients = [torch.autograd.grad((y * weights).sum(), scores)[0] for y in (ours, theirs)]
-    assert torch.equal(*gradients)
-
-
 # --- bitsandbytes: labkit.fake.bitsandbytes, labkit.tracker -------------------------------------
-
-
-def test_fake_tensors_keep_two_cpus_apart():
-    """``FakeTensor.fake_device`` (labkit.fake.mode, labkit.fake.bitsandbytes): a tensor's device
-    is this attribute, ``cpu`` and ``cpu:0`` are two, and setting ``.data`` leaves it alone."""
-    with FakeTensorMode():
-        host, gpu = torch.zeros(2), torch.zeros(2, device="cpu:0")
-        assert (host.device.index, gpu.device.index) == (None, 0)
-        with pytest.raises(RuntimeError, match="same device"):
-            host + gpu
-        host.data = gpu.data
-        assert host.device.index is None
-        host.fake_device = gpu.device
-        assert host.device == gpu.device
-        assert (host + gpu).device.index == 0
-
-
-def test_a_fake_parameter_can_become_a_kind_of_its_own():
-    """``FakeTensor.__class__`` can be set to a class that also descends from a parameter's
-    (labkit.fake.bitsandbytes), and ``Parameter`` then asks ``detach`` for the same class."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    class Kind(nn.Parameter):
-        pass
-
-    both = type("Kind", (FakeTensor, Kind), {})
-    with FakeTensorMode():
-        parameter = nn.Parameter(torch.zeros(2), False)
-        parameter.__class__ = both
-        assert isinstance(parameter, Kind)
-        assert isinstance(parameter + 1, FakeTensor)
 
 
 def test_bitsandbytes_looks_up_what_is_replaced():
@@ -450,19 +185,6 @@ def test_bitsandbytes_pages_and_copies_from_these_sizes():
 # --- counting work and bytes: tracker, measurement --------------------------------------------
 
 
-def test_the_profiler_gives_every_allocation_and_free():
-    """``profile(profile_memory=True).profiler.kineto_results.events()`` (labkit.measurement's
-    allocator record): ``[memory]`` events with signed ``nbytes`` and ``start_ns``."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as record:
-        x = torch.zeros(1 << 18)
-        del x
-    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
-    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if abs(e.nbytes()) > 9]
-    assert sizes == [1 << 20, -(1 << 20)]
-
-
 def test_attention_flops_come_from_shapes():
     """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (labkit.work, for the CPU's flash
     kernel, which the registry has since 2.15 only): two products forward, five backward."""
@@ -482,18 +204,6 @@ def test_attention_flops_come_from_shapes():
     assert FLOP_FORMULAS[kernel](x, x, x, out_val=x) == 2 * product
     if kernel in flop_registry:
         assert flop_registry[kernel](x, x, x, out_val=x) == 2 * product
-
-
-def test_attention_on_the_cpu_is_the_flash_kernel():
-    """``aten._scaled_dot_product_flash_attention_for_cpu`` (labkit.fake.attention, for the host's
-    tensors and for cards of other vendors): it keeps the output and the log-sum-exp."""
-    q = torch.ones(1, 2, 8, 4, requires_grad=True)
-    with Recorder() as seen:
-        nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-    at = seen.names.index("_scaled_dot_product_flash_attention_for_cpu")
-    out, log_sum_exp = seen.given[at]
-    assert out.shape == q.shape
-    assert log_sum_exp.numel() == 1 * 2 * 8
 
 
 # --- CUDA: hardware.cuda --------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch.backends.cuda import SDPAParams
 from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -16,7 +17,6 @@ from labkit.fake.attention_rules import (
     EFFICIENT,
     FLASH,
     MATH,
-    AttentionCall,
     attention_kernel,
 )
 from labkit.fake.mode import GPU_DEVICE, fake_tensors
@@ -29,12 +29,22 @@ T4, A100, RTX_3090, RTX_5090, H100 = (7, 5), (8, 0), (8, 6), (12, 0), (9, 0)
 BATCH, HEADS, TOKENS, HEAD = 2, 4, 40, 16
 
 
-def call(dtype=FP16, heads=HEADS, key_heads=HEADS, tokens=TOKENS, keys=None, head=HEAD, **others):
-    key = (BATCH, key_heads, keys or tokens, head)
-    return AttentionCall(
-        dtype=dtype, query=(BATCH, heads, tokens, head), key=key, value=key,
-        grouped=others.pop("grouped", key_heads != heads), **others,
-    )  # fmt: skip
+def described(query, key, value, mask=None, dropout=0.0, causal=False, grouped=False):
+    return SDPAParams(query, key, value, mask, dropout, causal, grouped)
+
+
+def shaped(*shape, dtype=FP16, needs_grad=True):
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=needs_grad)
+
+
+def call(dtype=FP16, key_heads=HEADS, tokens=TOKENS, keys=None, head=HEAD, needs_grad=True,
+         mask=None, mask_needs_grad=False, gaps=False, **others):  # fmt: skip
+    how = {"dtype": dtype, "needs_grad": needs_grad}
+    query = shaped(BATCH, HEADS, tokens, head, **how)
+    key = shaped(BATCH, key_heads, keys or tokens, head, **how)
+    mask = mask and shaped(*mask, dtype=dtype, needs_grad=mask_needs_grad)
+    others.setdefault("grouped", key_heads != HEADS)
+    return described(query, key.mT.contiguous().mT if gaps else key, key, mask, **others)
 
 
 MASK = (TOKENS, TOKENS)
@@ -70,7 +80,7 @@ TABLE = {
     "head of 264, grouped": (call(head=264, key_heads=2), MATH, MATH, MATH, MATH),
     "one key": (call(keys=1), EFFICIENT, FLASH, FLASH, FLASH),
     "no token": (call(tokens=0), MATH, MATH, MATH, MATH),
-    "gaps": (call(contiguous=False), MATH, MATH, MATH, MATH),
+    "gaps": (call(gaps=True), MATH, MATH, MATH, MATH),
 }  # fmt: skip
 
 
@@ -83,16 +93,14 @@ def test_every_generation_takes_its_kernel(name, monkeypatch):
 
 
 def test_three_dimensions_and_several_batch_sizes_are_plain():
-    flat = AttentionCall(dtype=FP16, query=(4, 40, 16), key=(4, 40, 16), value=(4, 40, 16))
-    assert attention_kernel(flat, A100) is MATH
-    shape = (2, 4, 40, 16)
-    mixed = AttentionCall(dtype=FP16, query=shape, key=(1, 4, 40, 16), value=shape)
-    assert attention_kernel(mixed, A100) is MATH
+    assert attention_kernel(described(*3 * [shaped(4, 40, 16)]), A100) is MATH
+    query, key = shaped(2, 4, 40, 16), shaped(1, 4, 40, 16)
+    assert attention_kernel(described(query, key, query), A100) is MATH
 
 
 def test_the_cudnn_kernel_takes_one_larger_head_on_the_newest():
-    key, value = (2, 4, 40, 192), (2, 4, 40, 128)
-    mixed = AttentionCall(dtype=BF16, query=key, key=key, value=value)
+    key, value = shaped(2, 4, 40, 192), shaped(2, 4, 40, 128)
+    mixed = described(key, key, value)
     assert attention_kernel(mixed, H100) is CUDNN
     assert attention_kernel(mixed, A100) is EFFICIENT  # flash wants one size
 
@@ -327,8 +335,8 @@ def test_the_plain_form_computes_what_pytorchs_does(name):
     with sdpa_kernel(MATH):
         expected = F.scaled_dot_product_attention(*inputs, enable_gqa=grouped, **options)
     mask, scale = options.get("attn_mask"), options.get("scale")
-    described = attention._call(*inputs, mask, 0.0, options.get("is_causal", False), grouped)
-    out = attention._math(described, *inputs, mask, scale)
+    causal = options.get("is_causal", False)
+    out = attention._math(described(*inputs, mask, causal=causal, grouped=grouped), scale)
     assert torch.equal(out, expected)
     for ours, theirs in zip(gradients(out), gradients(expected), strict=True):
         assert torch.equal(ours, theirs)
@@ -351,7 +359,7 @@ def allocated(work):
 def test_the_plain_form_allocates_what_pytorchs_does(dtype, key_heads, grad):
     shapes = [(2, HEADS, 96, 16), *2 * [(2, key_heads, 96, 16)]]
     inputs = [torch.randn(shape, dtype=dtype, requires_grad=grad) for shape in shapes]
-    described = attention._call(*inputs, None, 0.0, True, key_heads != HEADS)
+    plain = described(*inputs, causal=True, grouped=key_heads != HEADS)
 
     def theirs():
         with sdpa_kernel(MATH):
@@ -359,5 +367,5 @@ def test_the_plain_form_allocates_what_pytorchs_does(dtype, key_heads, grad):
                 *inputs, is_causal=True, enable_gqa=key_heads != HEADS
             )
 
-    ours = allocated(lambda: attention._math(described, *inputs, None, None))
+    ours = allocated(lambda: attention._math(plain, None))
     assert ours == pytest.approx(allocated(theirs), abs=64)  # numbers of one element

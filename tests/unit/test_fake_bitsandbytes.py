@@ -15,6 +15,7 @@ from bitsandbytes.optim.optimizer import Optimizer8bit
 from torch import nn
 
 import labkit as lab
+from labkit.exercises.checks import train_steps
 from labkit.fake.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
 from labkit.fake.mode import GPU_DEVICE, fake_tensors
 from labkit.hardware.catalogue import gpu
@@ -71,15 +72,6 @@ def quantised(device, kind="nf4", tokens=2048):
         yield loss
 
 
-def training(model, optimizer, batches):
-    for ids in batches:
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
 def lora(device, kind="nf4"):
     """Adapters by peft on a small Llama whose products are quantised."""
     from peft import LoraConfig, get_peft_model
@@ -93,7 +85,7 @@ def lora(device, kind="nf4"):
     model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "down_proj"]))
     trained = [p for p in model.parameters() if p.requires_grad]
     batches = lab.batches(device=device, batch_size=2, seq_len=64)
-    yield from training(model, bnb.optim.AdamW8bit(trained), batches)
+    yield from train_steps(model, bnb.optim.AdamW8bit(trained), batches)
 
 
 def full(device, name="AdamW8bit"):
@@ -101,7 +93,7 @@ def full(device, name="AdamW8bit"):
     model = lab.model("SmolLM2-tiny", device=device, layers=1)
     optimizer = getattr(bnb.optim, name)(model.parameters())
     batches = lab.batches(device=device, batch_size=4, seq_len=128)
-    yield from training(model, optimizer, batches)
+    yield from train_steps(model, optimizer, batches)
 
 
 CASES = [

@@ -4,7 +4,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig
 
 import labkit as lab
-from labkit.plan.formula import Part, Row, formula_estimate
+from labkit.plan.formula import Part, formula_estimate
 from labkit.plan.shapes import shapes_of
 from labkit.values import InputError
 
@@ -52,8 +52,6 @@ def test_what_is_stored_is_exact(config, how):
     rows, _ = rows_of(config, **SMALL, **how)
     for part in STORED:
         assert rows[part].formula_bytes == rows[part].highest_bytes, part
-    terms = formula_estimate(config, **SMALL, **how).terms
-    assert {term.part for term in terms if term.exact} == set(STORED)
 
 
 def test_adapters_on_named_layers_only():
@@ -68,8 +66,6 @@ def test_in_backward_at_least_the_largest_gradient_is_alive():
     rows, _ = rows_of(LLAMA, **SMALL, optimizer_in_backward=True)
     row = rows[Part.GRADIENTS]
     assert row.formula_bytes == 4 * 1000 * 256 <= row.highest_bytes
-    terms = formula_estimate(LLAMA, optimizer_in_backward=True).terms
-    assert [term.exact for term in terms if term.part is Part.GRADIENTS] == [False]
 
 
 # --- what is computed -----------------------------------------------------------------------------
@@ -122,13 +118,8 @@ def test_copies_of_logits_and_of_weights_are_counted():
     assert without[Part.LOGITS].highest_bytes == 3 * without[Part.LOGITS].formula_bytes
     matrices = shapes_of(LLAMA).in_linear
     assert with_copies[Part.COPIES].highest_bytes == 2 * (matrices + 1000 * 256)
-    assert with_copies[Part.COPIES].formula_bytes is None
+    assert with_copies[Part.COPIES].formula_bytes is with_copies[Part.COPIES].error is None
     assert Part.COPIES not in without
-
-
-def test_the_error_of_a_row():
-    assert Row(Part.WEIGHTS, 110, 100, 0).error == pytest.approx(0.1)
-    assert Row(Part.TEMPORARY, None, 100, 0).error is None
 
 
 # --- bad input ------------------------------------------------------------------------------------

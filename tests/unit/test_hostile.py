@@ -3,51 +3,39 @@
 import ast
 import contextlib
 import copy
-import importlib.util
 import io
 import json
-import os
 import pickle
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
+from attacks import ATTACKS
 from bs4 import BeautifulSoup, Comment
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lesson_files import MACHINE, notebook, read_or_refused, result, run
-from nbformat.v4 import new_markdown_cell, new_output
+from lesson_files import MACHINE, read_or_refused, result, run
 from papermill.translators import papermill_translators
 
 import labkit as lab
 from labkit.course import claims, classroom, report, session, verdicts
-from labkit.course.check import WIDGET_STATE, check_notebook
 from labkit.course.lesson_cards import claim_card, machine_card
-from labkit.course.lessons import (
-    Parameter,
-    check_value,
-    declared_parameters,
-    lesson_at,
-    read_notebook,
-    title_of,
-)
+from labkit.course.lessons import Parameter, check_value
 from labkit.course.outcomes import Outcome
-from labkit.course.results import RESULT_MIME, Result
+from labkit.course.results import Result
 from labkit.exercises.engine import exercise_card
 from labkit.hardware.this_machine import Machine
 from labkit.models.config import find_config
 from labkit.plan import script
 from labkit.plan.recipe import Recipe
 from labkit.recording import accuracy
-from labkit.recording.benchmark_result import Benchmark, BenchmarkResult, Entry
+from labkit.recording.benchmarks import Benchmark, BenchmarkResult, Entry
 from labkit.runs import OutOfMemory
 from labkit.show.cards import message_card
-from labkit.support.html_safe import POLICY, sanitise
+from labkit.support.html_safe import sanitise
 from labkit.support.html_table import grid
-from labkit.values import GIB, InputError
+from labkit.values import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 DATE = "2026-01-02T03:04:05+00:00"
@@ -68,50 +56,42 @@ hostile = st.recursive(
 )
 
 
-def places(record, place=()):
-    """The paths of all values in a record of lists and objects, its own first."""
-    yield place
-    if isinstance(record, dict | list):
-        for key, item in record.items() if isinstance(record, dict) else enumerate(record):
-            yield from places(item, (*place, key))
-
-
 @st.composite
 def changed(draw, record):
     """``record``, with up to three of its values replaced, removed, or joined by others."""
     record = copy.deepcopy(record)
     for _ in range(draw(st.integers(1, 3))):
-        *way, last = draw(st.sampled_from([p for p in places(record) if p]))
         inner = record
-        for key in way:
+        while True:  # go down into it for a while
+            keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+            if not keys:
+                return record
+            key = draw(st.sampled_from(keys))
+            if not isinstance(inner[key], dict | list) or draw(st.booleans()):
+                break
             inner = inner[key]
         action = draw(st.sampled_from(["replace", "replace", "replace", "remove", "add"]))
         if action == "replace":
-            inner[last] = draw(hostile)
+            inner[key] = draw(hostile)
         elif action == "remove":
-            del inner[last]
+            del inner[key]
         elif isinstance(inner, dict):
             inner[draw(st.text(max_size=5))] = draw(hostile)
         else:
             inner.append(draw(hostile))
-        if not record:
-            break
     return record
 
 
 def result_record():
-    numbers = {"batch 8": 0.5, "batch 9": 2}
-    judged = [
-        verdicts.judge(claim.id, claim.expected if claim.unit == "yes_no" else numbers)
-        for claim in list(claims.all_claims().values())[:4]
-    ]
+    claim = next(claim for claim in claims.all_claims().values() if claim.unit == "share")
+    judged = verdicts.judge(claim.id, {"batch 8": 0.5, "batch 9": 2})
     lost = OutOfMemory(GIB, 5, 4, {"weights": 5}, 1, "forward", "layers.0", "mm")
     whole = {"losses": (1.0, 2.0), "step_seconds": (0.1, 0.2), "reserved_bytes": GIB, "flops": 5}
     runs = (
         run(mode="measured", capacity_bytes=GIB, **whole),
         run(peak_bytes=5, by_category={"weights": 5}, step_peaks_bytes=(), oom=lost),
     )
-    return result(runs=runs, judgements=tuple(session.judgement_record(each) for each in judged))
+    return result(runs=runs, judgements=(session.judgement_record(judged),))
 
 
 def benchmark_record():
@@ -119,7 +99,7 @@ def benchmark_record():
     recipes = (("plain", plain),)
     benchmark = Benchmark(name="stack", shows="It fits.", model="nobody's", recipes=recipes)
     real = run(mode="measured", losses=(1.0,), step_seconds=(0.1,), reserved_bytes=GIB)
-    entry = Entry("plain", plain, real, run(), tried=((1, True),))
+    entry = Entry("plain", plain, real, run())
     return BenchmarkResult(benchmark, (entry,), MACHINE, 1.0, DATE)
 
 
@@ -129,9 +109,7 @@ def accuracy_record():
 
 
 @pytest.mark.parametrize(
-    "sound",
-    [result_record(), benchmark_record(), accuracy_record()],
-    ids=["result", "benchmark", "accuracy"],
+    "sound", [result_record(), benchmark_record(), accuracy_record()], ids=type
 )
 def test_a_record_changed_anywhere_is_read_or_refused_and_what_is_read_can_be_used(sound):
     @given(changed(json.loads(json.dumps(sound.to_dict()))))
@@ -194,55 +172,6 @@ def is_still_attribute(element, name, value):
     return name not in FETCHING
 
 
-ATTACKS = r"""
-<svg><style><img src=x onerror=hit=1></style></svg>
-%%
-<math><mtext><table><mglyph><style><!--</style><img title="--&gt;&lt;img src=1 onerror=hit=1&gt;">
-%%
-<noscript><p title="</noscript><img src=x onerror=hit=1>">
-%%
-<template><img src=x onerror=hit=1></template>
-%%
-<!--><img src=x onerror=hit=1>-->
-%%
-<![CDATA[><img src=x onerror=hit=1>]]>
-%%
-<svg><a xlink:href="javascript:hit=1"><text>x</text></a><animate attributeName=href values=javascript:hit=1 /></svg>
-%%
-<svg><use href="https://x.org/a.svg#a"/></svg><svg><image href="https://x.org/i.png" width=9 height=9 /></svg>
-%%
-<input type=image src=https://x.org/a.png><button formaction=https://x.org>x</button>
-%%
-<p style="background:u\72l(https://x.org/c.png)">x</p>
-%%
-<p style="background:url(data:x),url/**/(https://x.org/z.png),url('https://x.org/y)">x</p>
-%%
-<style>@\69mport 'https://x.org/e.css'; a{}</style>
-%%
-<iframe srcdoc="<script>parent.hit=1</script>"></iframe>
-%%
-<a ping=https://x.org href=#>x</a><a href="data:text/html,<script>hit=1</script>">y</a>
-%%
-<form><math><mtext></form><form><mglyph><svg><mtext><style><path id="</style><img onerror=hit=1 src>">
-%%
-<audio src=https://x.org/a.mp3></audio><video><source src=https://x.org/a.mp4><track src=https://x.org/t.vtt></video><picture><source srcset=https://x.org/p.png><img src=data:,></picture>
-%%
-<table background=https://x.org/t.png><td background=https://x.org/td.png>x</table><body background=https://x.org/b.png>
-%%
-<svg><filter id=f><feImage href="https://x.org/fe.png"/></filter><rect filter="url(https://x.org/f.svg#f)" fill="url(https://x.org/g.svg#g)" width=9 height=9 /></svg>
-%%
-<math><annotation-xml encoding="text/html"><img src=x onerror=hit=1></annotation-xml></math>
-%%
-<img src="data:image/png;base64,AAAA" srcset="https://x.org/set.png 2x" imagesrcset="https://x.org/s2.png">
-%%
-<details open ontoggle=hit=1><summary>x</summary></details>
-%%
-<plaintext><script>hit=1</script>
-%%
-<select><style></select><img src=x onerror=hit=1></style></select>
-""".strip().split("\n%%\n")  # noqa: E501
-
-
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack[:30])
 def test_known_attacks_are_made_safe(attack):
     assert not is_still(attack)
@@ -300,48 +229,6 @@ def test_no_value_of_a_parameter_becomes_code(kind, text):
     assert ast.literal_eval(assigned.value) == value
 
 
-# --- notebooks: a sound one, changed anywhere, is read, checked and shown -------------------------
-
-
-def executed_notebook():
-    """As papermill leaves a lesson, with a widget that held a picture."""
-    book = notebook("print(1)")
-    for cell in book.cells:
-        if cell.cell_type == "code":
-            cell.execution_count = 1
-            cell.metadata["papermill"] = {"status": "completed"}
-            cell.metadata["execution"] = {"shell.execute_reply": DATE}
-    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "box"}, "text/plain": "HBox"}
-    shown = {"text/html": "<b>1</b>", "image/png": "AAAA", "image/svg+xml": "<svg/>"}
-    book.cells[0].attachments = {"a.png": {"image/png": "AAAA"}}
-    book.cells[2].outputs = [
-        new_output("stream", name="stdout", text="1"),
-        new_output("display_data", data=view),
-        new_output("display_data", data=shown, metadata={"image/png": {"width": 5}}),
-        new_output("error", ename="E", evalue="e", traceback=["t"]),
-    ]
-    book.cells[3].outputs = [new_output("display_data", data={RESULT_MIME: result().to_dict()})]
-    held = [new_output("stream", name="stdout", text="inside")]
-    state = {"box": {"state": {"children": ["IPY_MODEL_out"]}}, "out": {"state": {"outputs": held}}}
-    book.metadata["widgets"] = {WIDGET_STATE: {"state": state}}
-    return json.loads(nbformat.writes(book))
-
-
-@settings(max_examples=30)  # each is validated and rendered
-@given(changed(executed_notebook()))
-def test_a_notebook_changed_anywhere_is_refused_or_checked_and_shown(tmp_path_factory, record):
-    path = tmp_path_factory.getbasetemp() / "06_any.ipynb"
-    path.write_text(json.dumps(record))
-    book = read_or_refused(read_notebook, path)
-    if book is None:
-        return
-    assert all(isinstance(problem, str) for problem in check_notebook(book, lesson="06"))
-    declared_parameters(book)
-    title_of(book, lesson_at(path))
-    with contextlib.suppress(InputError):
-        assert is_still(report.render(book))
-
-
 # --- cards, tables: any text in, no new element out -----------------------------------------------
 
 MARKUP = (
@@ -380,63 +267,6 @@ def test_other_peoples_words_are_text_on_every_card_and_table(texts):
     with contextlib.redirect_stdout(io.StringIO()):
         for hostile_html, plain_html in zip(shown_by(texts), shown_by(plain), strict=True):
             assert shape(hostile_html) == shape(plain_html)
-
-
-# --- a real browser opens what a hostile lesson left ----------------------------------------------
-
-WITNESS = (
-    '<img src=\'data:image/svg+xml,<svg xmlns="http://www.w3.org/2000/svg" onload="hit=1"/>\'>'
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None or importlib.util.find_spec("playwright") is None:
-        assert "CI" not in os.environ, "chromium and playwright must be there"
-        pytest.skip("there is no chromium with playwright")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-def opened(browser, path):
-    """Whether a script of the page ran, and the addresses that the page asked for."""
-    page, asked = browser.new_page(), []
-    page.route("**/*", lambda route: route.continue_() if route.request.url == path.as_uri()
-               else (asked.append(route.request.url), route.abort()))  # fmt: skip
-    page.goto(path.as_uri())
-    page.wait_for_timeout(300)
-    ran = page.evaluate("typeof hit !== 'undefined'")
-    page.close()
-    return ran, [url for url in asked if not url.startswith("data:")]
-
-
-@pytest.mark.browser
-def test_a_browser_runs_and_fetches_nothing_of_a_hostile_lesson(browser, tmp_path):
-    book = notebook("pass")
-    attacks = [*ATTACKS, WITNESS]
-    book.cells[2].outputs = [new_output("display_data", data={"text/html": a}) for a in attacks]
-    book.cells += [new_markdown_cell(attack) for attack in attacks]
-    for number, cell in enumerate(book.cells):
-        cell["id"] = f"06-{number}"
-    nbformat.write(book, tmp_path / "06_saving.ipynb")
-    outcome = Outcome("06", "06_saving", ATTACKS[0], "failed", tuple(ATTACKS), 1.0,
-                      notebook="06_saving.ipynb")  # fmt: skip
-    path = report.report(tmp_path, [outcome])
-    assert opened(browser, path) == (False, [])
-    bare = tmp_path / "bare.html"  # the same without what the page forbids its browser
-    text = path.read_text(encoding="utf-8")
-    assert POLICY in text
-    bare.write_text(text.replace(POLICY, ""), encoding="utf-8")
-    assert opened(browser, bare) == (False, [])
-    bare.write_text("".join(ATTACKS), encoding="utf-8")
-    ran, asked = opened(browser, bare)
-    assert ran
-    assert asked
 
 
 # --- models of others -----------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_a_hub_id_is_asked_for_by_its_config_alone(tmp_path, monkeypatch):
         ("x" * 5000, "unknown model"),
         ("two\nlines and a nul\0", "unknown model"),
         ("/no/such/folder/at/all", "unknown model"),
-        (42, "not a value of type int"),
+        (42, "not 42"),
     ],
 )
 def test_what_is_no_model_is_refused_in_a_sentence(source, reason):

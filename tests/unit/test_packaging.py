@@ -120,29 +120,6 @@ def test_version_is_the_same_everywhere():
     assert f"## {PROJECT['version']}" in text("CHANGELOG.md")
 
 
-def anchor(heading: str) -> str:
-    """As GitHub makes it: small letters, spaces to hyphens, no other punctuation."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-PAGES = ["*.md", "docs/*.md", "workshop/*.md", "binder/README.md", "results/README.md"]
-
-
-@pytest.mark.parametrize(
-    "page", sorted(page for each in PAGES for page in ROOT.glob(each)), ids=lambda page: page.name
-)
-def test_links_to_files_and_headings_lead_somewhere(page):
-    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    prose = "\n".join(line for line in prose.splitlines() if not line.startswith("    "))
-    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose):
-        name, _, place = target.partition("#")
-        path = (page.parent / name).resolve() if name else page
-        assert path.exists(), target
-        if place:
-            headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-            assert place in map(anchor, headings), target
-
-
 def test_readme_lists_every_lesson_with_its_minutes():
     rows = [line for line in text("README.md").splitlines() if line.startswith("|")]
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))

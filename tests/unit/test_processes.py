@@ -1,4 +1,4 @@
-"""Running a process with a time limit, and ending one with everything that it started."""
+"""Ending a process with everything that it started."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from labkit.support.processes import descendants, end_group, run_process
+from labkit.support.processes import descendants, end_group
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -65,31 +65,3 @@ def test_children_that_outlive_their_parent_end_too(parent):
     assert in_own_session.is_running()
     end_group(parent, known)
     assert has_ended(in_own_session.pid)
-
-
-# --- run_process ------------------------------------------------------------------------------
-
-
-def run_code(tmp_path, code, *, timeout_seconds=60.0):
-    log = tmp_path / "it.log"
-    command = [sys.executable, "-c", code]
-    return run_process(command, log, timeout_seconds), log
-
-
-def test_a_failure_is_explained_by_the_last_line_or_the_signal(tmp_path):
-    found, log = run_code(tmp_path, "print(end='')")
-    assert found == (0, "its process ended with code 0")
-    assert not log.exists(), "nothing was written"
-    found, log = run_code(tmp_path, "print('one'); raise SystemExit('because')")
-    assert found == (1, "because")
-    assert log.read_text() == "one\nbecause\n"
-    found, _ = run_code(tmp_path, "import os; os.kill(os.getpid(), 9)")
-    assert found.code == -9
-    assert "ended by signal 9" in found.why
-
-
-def test_a_process_that_hangs_is_stopped_with_all_it_started(tmp_path):
-    found, log = run_code(tmp_path, PARENT + SLEEP, timeout_seconds=3)
-    assert found.code is None
-    assert "stopped after 3 seconds, the time limit" in found.why
-    assert all(has_ended(int(number)) for number in log.read_text().split())

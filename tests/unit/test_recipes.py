@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from labkit.hardware.catalogue import gpu, gpus
+from labkit.hardware.catalogue import gpu
 from labkit.plan.recipe import MOST_SEQUENCE, MOST_TOKENS, Recipe
 from labkit.values import InputError
 
@@ -69,9 +69,9 @@ CONTRADICTIONS = [
     ({"optimizer_in_backward": True, **HOST_WEIGHTS}, "every step would wait for a copy"),
     ({"quantize": "int8"}, "quantized weights cannot be trained"),
     ({"lora_targets": ("q_proj",)}, "lora_targets without lora"),
-    ({"quantize": "nf4", "lora": 8, **HOST_WEIGHTS}, "cannot fetch them layer by layer"),
+    ({"quantize": "nf4", "lora": 8, **HOST_WEIGHTS}, "cannot fetch quantized weights"),
     ({"offload": "weights"}, "save nothing without checkpointing"),
-    ({"precision": "amp-fp16", **HOST_WEIGHTS}, "they are on two"),
+    ({"precision": "amp-fp16", **HOST_WEIGHTS}, "here they are on several"),
     ({"offload": "optimizer", "optimizer": "adamw8bit"}, "where the GPU can reach it"),
     ({"optimizer": "paged-adamw8bit", **HOST_WEIGHTS}, "where the GPU can reach it"),
     ({"attention": "flash"}, "computes in half precision only"),
@@ -139,12 +139,6 @@ def test_what_a_gpu_cannot_do_is_refused_with_its_name(key, fields, reason):
 )
 def test_what_a_gpu_can_do_is_accepted(key, fields):
     Recipe(**fields).check(gpu(key))
-
-
-def test_plain_training_is_accepted_by_every_gpu():
-    for each in gpus():
-        Recipe().check(each)
-        Recipe(precision="amp-fp16", lora=8, checkpointing=True, chunked_loss=True).check(each)
 
 
 # --- JSON is validated --------------------------------------------------------------------------

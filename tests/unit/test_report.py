@@ -6,7 +6,7 @@ from nbformat.v4 import new_output
 
 from labkit.course import claims, report, session, verdicts
 from labkit.course.check import WIDGET_STATE
-from labkit.course.outcomes import Outcome
+from labkit.course.outcomes import Outcome, read_outcomes
 from labkit.course.results import RESULT_MIME
 from labkit.values import InputError
 
@@ -85,12 +85,12 @@ def test_a_notebook_that_is_missing_or_damaged_is_said_so(tmp_path):
 
 def test_a_folder_without_outcomes_is_refused(tmp_path):
     with pytest.raises(InputError, match="there is no folder"):
-        report.report(tmp_path / "none")
+        read_outcomes(tmp_path / "none")
     with pytest.raises(InputError, match="holds no outcomes"):
-        report.report(tmp_path)
+        read_outcomes(tmp_path)
     (tmp_path / "06_saving.json").write_text('{"number": 6}')
     with pytest.raises(InputError, match=r"06_saving\.json is not an outcome"):
-        report.report(tmp_path)
+        read_outcomes(tmp_path)
 
 
 def test_formulas_become_mathml_and_broken_ones_stay_text():

@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.allocator.caching import CachingAllocator
-from labkit.show.segment_map import (
-    MOST_ROWS,
-    layout_of,
-    segment_map,
-    sums,
-)
+from labkit.show.segment_map import MOST_ROWS, layout_of, segment_map, sums
 from labkit.values import MIB, InputError
 
 
@@ -30,17 +25,13 @@ def segment(*blocks):
 
 def test_free_blocks_are_cached_or_stranded_by_their_neighbours():
     found = sums([segment(4, -16), segment(-20), segment(4, 4, -4, 8)])
-    assert found.used_bytes == 20 * MIB
-    assert found.cached_bytes == 20 * MIB
-    assert found.stranded_bytes == 20 * MIB
-    assert found.reserved_bytes == 60 * MIB
-    assert found.largest_free_bytes == 20 * MIB
+    assert [nbytes // MIB for nbytes in found.values()] == [20, 20, 20, 60, 20]
 
 
 def test_a_block_that_waits_for_its_stream_holds_its_segment():
     waiting = {"blocks": [{"size": 4, "state": "active_pending_free"}]}
     waiting["blocks"].append({"size": 16, "state": "inactive"})
-    assert sums([waiting]).stranded_bytes == 16
+    assert sums([waiting])["stranded"] == 16
 
 
 def test_the_table_and_the_alternative_text_hold_the_numbers():
@@ -60,7 +51,7 @@ def test_panels_and_their_names_stay_inside_the_figure(panels):
 def test_a_row_is_a_segment_where_that_gives_few_rows():
     assert layout_of([[segment(4, -16), segment(20)], [segment(-20)]]) == (2, 20 * MIB)
     assert layout_of([[segment(10)] * 25]) == (13, 20 * MIB)
-    assert layout_of([[segment(*[1] * 48)]]).rows == 1
+    assert layout_of([[segment(*[1] * 48)]]) == (1, 48 * MIB)
     assert layout_of([[segment(*[1] * 49)]]) == (13, 4 * MIB)
     assert layout_of([[], []]) == (1, 1)
 
@@ -71,20 +62,20 @@ def test_a_row_is_a_segment_where_that_gives_few_rows():
 @settings(max_examples=10)
 def test_every_byte_is_drawn_once(sizes):
     segments = [segment(*blocks) for blocks in sizes]
-    layout, figure = layout_of([segments]), segment_map({"all": segments})
-    assert layout.rows <= MOST_ROWS
+    (rows, row_bytes), figure = layout_of([segments]), segment_map({"all": segments})
+    assert rows <= MOST_ROWS
     widths = Counter()
     filled = [each for each in figure.axes[0].collections if len(each.get_facecolor())]
     for drawn in filled:
         for path in drawn.get_paths():
             box = path.get_extents()
-            visible = min(box.x1, layout.row_bytes) - max(box.x0, 0)
+            visible = min(box.x1, row_bytes) - max(box.x0, 0)
             widths[mpl.colors.to_hex(drawn.get_facecolor()[0])] += visible
     found = sums(segments)
     expected = {
-        "#0072b2": found.used_bytes,
-        "#dadada": found.cached_bytes,
-        "#e69f00": found.stranded_bytes,
+        "#0072b2": found["used"],
+        "#dadada": found["cached"],
+        "#e69f00": found["stranded"],
     }
     for colour, nbytes in expected.items():
         assert widths[colour] == pytest.approx(nbytes)
@@ -100,24 +91,14 @@ def test_cached_is_what_empty_cache_returns(expandable, data):
         if gone:
             allocator.free(handle)
     before = sums(allocator.segments())
-    assert before.used_bytes == allocator.allocated_bytes
-    assert before.reserved_bytes == allocator.reserved_bytes
+    assert before["used"] == allocator.allocated_bytes
+    assert before["reserved"] == allocator.reserved_bytes
     allocator.empty_cache()
     after = sums(allocator.segments())
-    assert before.reserved_bytes - allocator.reserved_bytes == before.cached_bytes
-    assert (after.cached_bytes, after.stranded_bytes) == (0, before.stranded_bytes)
+    assert before["reserved"] - allocator.reserved_bytes == before["cached"]
+    assert (after["cached"], after["stranded"]) == (0, before["stranded"])
 
 
-@pytest.mark.parametrize(
-    ("maps", "says"),
-    [
-        ({}, "no map"),
-        ({"a": [{"total_size": 3}]}, "'blocks'"),
-        ({"a": [[(4, True)]]}, "'blocks'"),
-        ({"a": [{"blocks": [{"size": 0, "state": "inactive"}]}]}, "a positive 'size'"),
-        ({"a": [{"blocks": [{"size": "4", "state": "inactive"}]}]}, "a positive 'size'"),
-    ],
-)
-def test_what_is_no_map_is_refused(maps, says):
-    with pytest.raises(InputError, match=says):
-        segment_map(maps)
+def test_no_map_is_refused():
+    with pytest.raises(InputError, match="no map"):
+        segment_map({})

@@ -7,6 +7,7 @@ import rank_jobs
 from transformers import LlamaConfig
 
 import labkit as lab
+from benchmarks.setups import TINY
 from labkit.hardware.catalogue import GPUS
 from labkit.plan import candidates
 from labkit.plan.estimate import recipe_log
@@ -14,15 +15,9 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
 from labkit.values import InputError
 
+pytestmark = pytest.mark.slow
 H100 = GPUS["h100"]
-CONFIG = LlamaConfig(
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=7,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=512,
-)
+CONFIG = LlamaConfig(**TINY | {"num_hidden_layers": 7})
 RECIPES = {
     "bf16 units": {"precision": "amp-bf16", "optimizer": "sgd"},
     "checkpointing, chunked loss": {"checkpointing": True, "chunked_loss": True},
@@ -30,9 +25,15 @@ RECIPES = {
     "accumulated": {"accumulate": 3},
     "LoRA": {"lora": 4, "checkpointing": True, "precision": "bf16"},
 }
+CASES = [
+    pytest.param(
+        settings, id=name, marks=pytest.mark.nightly if name in ("accumulated", "LoRA") else ()
+    )
+    for name, settings in RECIPES.items()
+]
 
 
-@pytest.mark.parametrize("settings", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("settings", CASES)
 def test_extended_and_whole_trace_agree(settings):
     recipe = Recipe(batch_size=2, seq_len=32, ranks=8, **settings)
     found, whole = (recipe_log(CONFIG, recipe, H100, exact=exact) for exact in (False, True))

@@ -2,10 +2,10 @@
 
 import pytest
 from bs4 import BeautifulSoup
-from fake_runs import fake_run, traced_run
+from fake_runs import fake_run
 
 from labkit.show import tables
-from labkit.values import GIB, InputError, format_bytes
+from labkit.values import GIB, format_bytes
 
 
 def t4(name="step", gib=4.0, **fields):
@@ -20,9 +20,6 @@ def test_table_is_accessible_html_and_text():
     rich = tables.build_table(runs)
     table = BeautifulSoup(rich.html, "html.parser").table
     assert "simulated for NVIDIA T4" in table.caption.text
-    assert [cell["scope"] for cell in table.tbody("th")] == ["row", "row"]
-    assert {cell["scope"] for cell in table.thead("th")} == {"col"}
-    assert all("text-align:right" in cell["style"] for cell in table.tbody("td"))
     cells = [cell.text for cell in table(["th", "td"])]
     for text in ("precision fp32", "precision bf16", "4.00 GiB", "1 TFLOP", "500 ms"):
         assert text in cells
@@ -36,15 +33,6 @@ def test_table_shows_only_parameters_that_differ():
     assert [row.split()[:2] for row in rows] == [["sgd", "sgd"], ["adam", "adam"]]
     assert format_bytes(runs[0].by_category["optimizer"]) in rows[0]
     assert "seed" not in heading
-
-
-def test_table_takes_columns_and_refuses_unknown_ones():
-    rich = tables.build_table([traced_run(), t4()], columns=["activations", "peak", "source"])
-    heading, _, _, row = rich.text.splitlines()[1:]
-    assert heading.split() == ["run", "activations", "peak", "source"]
-    assert row.split() == ["step", "614", "MiB", "4.00", "GiB", "simulated", "for", "NVIDIA", "T4"]
-    with pytest.raises(InputError, match="Did you mean 'activations'"):
-        tables.build_table(t4(), columns=["activation"])
 
 
 def test_equal_runs_can_be_distinguished():

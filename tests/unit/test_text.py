@@ -45,9 +45,9 @@ def test_undecodable_and_local_files_are_left_out(tmp_path, monkeypatch):
     (tmp_path / "_sysconfigdata_here.py").write_text("local = 1\n", encoding="utf-8")
     monkeypatch.setattr(text.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(text, "_split_of", lambda _: "train")
-    assert text._read_corpus.__wrapped__("train") == "x = 1\n"
+    assert corpus.__wrapped__("train") == "x = 1\n"
     with pytest.raises(InputError, match="has none"):
-        text._read_corpus.__wrapped__("test")
+        corpus.__wrapped__("test")
 
 
 @pytest.mark.parametrize("split", text.SPLITS)

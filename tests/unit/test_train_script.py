@@ -4,7 +4,6 @@ import ast
 import contextlib
 import gc
 import runpy
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from labkit.distributed.launch import rank_environment
 from labkit.models import catalogue
 from labkit.plan import script
 from labkit.plan.recipe import Recipe
-from labkit.values import InputError
 
 SIZE = {
     "hidden_size": 64,
@@ -197,11 +195,9 @@ def test_a_layers_name_is_text_in_the_script_never_code():
 def test_a_file_that_exists_is_left_alone(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("mine")
-    with pytest.raises(InputError, match=r"train\.py exists"):
+    with pytest.raises(FileExistsError):
         script.write_script(path, Recipe(), model="GPT-2")
     assert path.read_text() == "mine"
-    with pytest.raises(InputError, match="cannot be written"):
-        script.write_script(tmp_path / "no" / "x.py", Recipe(), model="GPT-2")
 
 
 # --- GPUs that share the model -------------------------------------------------------------------
@@ -221,16 +217,13 @@ SHARED = {
 }
 
 
-def start(path, folder, *arguments, nodes=1, port=0):
-    """Start two ranks, on one "machine" or on two, which then meet at a port of this one."""
-    where = f"127.0.0.1:{port}" if port else str(folder / "rendezvous")
-    store = [] if port else ["--rdzv-conf=store_type=file"]
+def start(path, folder, *arguments):
+    """Start torchrun with two ranks."""
     options = [
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={2 // nodes}",
+        "--nproc-per-node=2",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={where}",
-        *store,
+        f"--rdzv-endpoint={folder / 'rendezvous'}",
+        "--rdzv-conf=store_type=file",
         "--rdzv-id=test",
         f"--log-dir={folder / 'logs'}",
         "--local-addr=127.0.0.1",
@@ -240,17 +233,18 @@ def start(path, folder, *arguments, nodes=1, port=0):
     environment = rank_environment(2, "gloo")
     del environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]  # these ranks meet as torchrun has them
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return [subprocess.Popen(command, env=environment, **pipes) for _ in range(nodes)]
+    return subprocess.Popen(command, env=environment, **pipes)
 
 
-def torchrun(path, folder, *arguments, **where):
+def torchrun(path, folder, *arguments):
     """Return what two ranks printed until their end."""
-    started = start(path, folder, *arguments, **where)
-    printed = [process.communicate(timeout=300)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * len(started), "\n".join(printed)
-    return "".join(printed)
+    process = start(path, folder, *arguments)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    return printed
 
 
+@pytest.mark.slow
 def test_a_shared_script_trains_and_saves(tiny, tmp_path):
     recipe = SHARED["everything"]
     path = script.write_script(tmp_path / "train.py", recipe, model=tiny)
@@ -284,7 +278,7 @@ def test_a_killed_run_goes_on(tiny, tmp_path):
     path = script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
     out = tmp_path / "out"
     usual = [tiny.parent / "my.txt", "--save-every", 2, "--out", out]
-    (process,) = start(path, tmp_path / "first", *usual, "--steps", 10_000)
+    process = start(path, tmp_path / "first", *usual, "--steps", 10_000)
     while not (out / "step-4" / ".metadata").exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -296,19 +290,6 @@ def test_a_killed_run_goes_on(tiny, tmp_path):
     again = torchrun(path, tmp_path / "second", *usual, "--steps", done + 2)
     steps = [line.partition(":")[0] for line in again.splitlines() if line.startswith("step ")]
     assert steps == [f"step {done + 1}", f"step {done + 2}"]
-
-
-@pytest.mark.nightly
-def test_two_machines(tiny, tmp_path):
-    """Two of torchrun's agents, which find each other by address, as on a cluster."""
-    path = script.write_script(tmp_path / "train.py", SHARED["plain"], model=tiny)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    usual = [tiny.parent / "my.txt", "--lr", 0.01, "--steps", 4, "--save-every", 0]
-    one = losses(torchrun(path, tmp_path, *usual, "--out", tmp_path / "one"))
-    two = losses(torchrun(path, tmp_path, *usual, "--out", tmp_path / "two", nodes=2, port=port))
-    assert two == one
 
 
 def test_a_shared_script_says_how_it_is_started(tiny, tmp_path, monkeypatch):

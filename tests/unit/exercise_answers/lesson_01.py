@@ -2,7 +2,7 @@
 
 import torch
 
-from labkit.exercises.lesson_01 import default_optimizer
+from labkit.exercises.checks import adamw
 
 CROSSING = 9  # the right answer to 01-1
 
@@ -14,6 +14,6 @@ def sgd(parameters):
 MISTAKES = [
     ("01-1", 2 * CROSSING, "16 bytes per parameter"),
     ("01-1", 128 * CROSSING, "looks like tokens"),
-    ("01-2", default_optimizer, "are temporary"),
+    ("01-2", adamw, "are temporary"),
     ("01-2", sgd, "Your loss at step 2"),
 ]

@@ -39,16 +39,8 @@ RIGHT = [("02-2", results_last)]
 MISTAKES = [
     ("02-1", every_free_block, "stranded: a segment goes back as a whole"),
     ("02-1", what_stays, "segments that must stay"),
-    ("02-1", lambda segments: returned(segments) // MIB, "factor of 1024²"),
-    ("02-1", lambda segments: segments[0]["size"], "KeyError"),
     ("02-2", messy, "128 MiB are free in 8 pieces, the largest of 16.0 MiB"),
-    ("02-2", changed(messy, (OUTPUT, f"memory.empty_cache(); {OUTPUT}")), "128 MiB are free"),
     ("02-2", changed(messy, EARLY), "free none before all of them are there"),
     ("02-2", changed(messy, *FREED), "result 3 is gone"),
-    (
-        "02-2",
-        changed(messy, ("24 * MIB", "24")),
-        "Missing: output of 24.0 MiB. Besides: output of 24 B",
-    ),
-    ("02-2", changed(messy, (OUTPUT, "pass")), "Missing: output of 24.0 MiB. Besides: none"),
+    ("02-2", changed(messy, ("24 * MIB", "24")), "output of 24 B, output of 24.0 MiB"),
 ]

@@ -20,7 +20,7 @@ MISTAKES = [
     ("07-1", 0.0388, "Upside down"),
     ("07-1", 25, "short pieces' tokens, too"),
     ("07-2", changed(in_pieces, ("split(4)", "split(32)")), "The piece sets the peak"),
-    ("07-2", changed(in_pieces, *ONE_GRAPH), "unless they are detached"),
+    ("07-2", changed(in_pieces, *ONE_GRAPH), "unless it is detached"),
     ("07-2", changed(in_pieces, (BY_TOKENS, ").loss / 16")), "loss at step 1"),
     ("07-2", changed(in_pieces, ZERO_EACH), "loss at step 2"),
 ]

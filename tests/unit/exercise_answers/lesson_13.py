@@ -10,6 +10,6 @@ MISTAKES = [
     ("13-1", 1.015625, "AdamW has two"),
     ("13-1", 2.015625, "Each of the two moments"),
     ("13-1", 8, "32-bit AdamW"),
-    ("13-2", changed(light, ("lr=1e-3", "lr=1e-5")), "more than 2% apart"),
+    ("13-2", changed(light, ("lr=1e-3", "lr=1e-5")), "Your last losses are"),
     ("13-2", changed(light, OTHER_OPTIMIZER), "largest part of your peak is optimizer"),
 ]

@@ -14,7 +14,6 @@ MISTAKES = [
     ("14-1", 54_525_952, "Those are the adapters themselves"),
     ("14-1", 109_051_904, "state alone"),
     ("14-1", 268_435_456, "not 4096"),
-    ("14-1", 208, "off by a factor"),
     ("14-2", roomy, "Does every layer have to keep"),
     ("14-2", one_of_the_rows, "loss at step 1"),
 ]

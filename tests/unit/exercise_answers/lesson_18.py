@@ -12,10 +12,9 @@ def all_layers_at_once(net, **options):
 
 
 MISTAKES = [
-    ("18-1", FEWEST - 8, "23.5 GiB, and 23.0 GiB can be had"),  # the tensors would fit
-    ("18-1", 64, "more are needed"),
-    ("18-1", FEWEST + 8, "one machine less"),
-    ("18-1", FEWEST - 1, "do not fill machines of 8"),
+    ("18-1", FEWEST - 8, "23.5 GiB of blocks; there are 23.0 GiB"),  # the tensors would fit
+    ("18-1", FEWEST + 8, "But 96 GPUs fit, too"),
+    ("18-1", FEWEST - 1, "no multiple of 8"),
     ("18-2", all_layers_at_once, "a unit that holds all layers"),
     ("18-2", by_layer, "the target at most 5.50 GiB"),
 ]

@@ -12,5 +12,4 @@ MISTAKES = [
     ("21-2", STACK | {"micro": None}, "temporary bytes"),
     ("21-2", leaner() | {"on_host": False, "eight_bit": True}, "States on the card"),
     ("21-2", leaner() | {"precision": "bf16"}, "another training"),
-    ("21-2", leaner() | {"lora": 8}, "setting"),
 ]

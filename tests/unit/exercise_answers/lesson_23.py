@@ -24,12 +24,10 @@ def alone(measure, names):
 
 
 MISTAKES = [
-    ("23-1", lambda parts, table, card: "LoRA", "unknown technique 'LoRA'"),
     ("23-1", lambda parts, table, card: "none", "One of them is enough"),
     ("23-1", smallest_peak, "adds fewer seconds"),
     ("23-1", by_total, "alone, and leaves"),
     ("23-2", lambda measure, names: ["e"], "A list of the names"),
-    ("23-2", lambda measure, names: ["c", "c"], "'c' saves 0 GiB for +0.0 s"),
     ("23-2", lambda measure, names: [], "After [] you take: nothing more. Better: 'c' saves 3"),
     (
         "23-2",

@@ -62,6 +62,7 @@ def launch(
     ranks: int = 2,
     steps: int = 4,
     timeout_seconds: float = 120,
+    cpu: bool = False,
     **parameters: Any,
 ) -> list[Run]:
     """Measure ``experiment`` on ``ranks`` processes, which torchrun's launcher starts.
@@ -73,6 +74,7 @@ def launch(
         ranks: how many processes; with one, that is still a separate process.
         steps: training steps, as for `measure`.
         timeout_seconds: limit for all of it, the start of the processes included.
+        cpu: stay on the CPU even where there are enough GPUs.
         **parameters: the experiment's own arguments: numbers, text, booleans or None.
 
     Returns:
@@ -80,7 +82,8 @@ def launch(
 
     Raises:
         InputError: a bad argument, or an experiment that another process could not import.
-        RankError: a rank failed, ran out of memory alone, was killed, or the time was over.
+        RankError: a rank raised an error, ran out of memory alone, was killed, or all of them
+            together took longer than ``timeout_seconds``.
     """
     ranks = positive_int(ranks, "ranks", most=MOST_RANKS)
     steps = positive_int(steps, "steps")
@@ -92,6 +95,8 @@ def launch(
                 f"{name} travels to another process: a number, text, True, False or None, not "
                 f"{type(value).__name__}"
             )
+    if not isinstance(timeout_seconds, int | float) or not 0 < timeout_seconds <= 1e7:
+        raise InputError(f"timeout_seconds must be above 0, to 10 million, not {timeout_seconds!r}")
     gpu = this_machine.pretended()
     job = Job(
         ranks=ranks,
@@ -102,7 +107,7 @@ def launch(
         parameters=parameters,
         gpu=gpu,
         budget_bytes=None if gpu else this_machine.current_budget_bytes(),
-        backend="nccl" if gpu_for_each(ranks) else "gloo",
+        backend="nccl" if gpu_for_each(ranks) and not cpu else "gloo",
         imports=[name for name in sys.modules if name.startswith("transformers.models.")],
         caller=os.getpid(),
         timeout_seconds=timeout_seconds,

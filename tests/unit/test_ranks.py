@@ -216,6 +216,7 @@ def test_what_no_other_process_can_import_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ({"timeout_seconds": 0}, "timeout_seconds must be"),
         ({"ranks": MOST_RANKS + 1}, "ranks must be"),
         ({"rows": torch.ones(2)}, "rows travels to another process"),
         ({"row": 2}, "unknown argument of shared 'row'"),

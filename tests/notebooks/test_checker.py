@@ -109,6 +109,7 @@ def test_an_exception_keeps_the_partial_notebook(tmp_path):
     assert any(each.endswith("raised MemoryError: expected") for each in outcome.problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "problem"),
     [

@@ -11,6 +11,7 @@ from labkit.values import InputError
 LAYER_BYTES = 4 * (2 * 64 * 256 + 64 + 256)  # its gradients, float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "mixed"), [(2, False), (4, True)])
 def test_simulated_ranks_hold_what_real_ones_do(ranks, mixed):
     real = lab.launch(rank_jobs.sharded, ranks=ranks, steps=2, mixed=mixed)
@@ -25,6 +26,7 @@ def test_simulated_ranks_hold_what_real_ones_do(ranks, mixed):
         assert dict(fake.parameters) == dict(run.parameters)
 
 
+@pytest.mark.slow
 def test_shards_add_up_and_the_loss_is_that_of_one():
     (whole,) = lab.launch(rank_jobs.sharded, ranks=1, steps=4, shard=False)
     parts = lab.launch(rank_jobs.sharded, ranks=2, steps=4)

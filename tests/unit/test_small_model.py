@@ -60,6 +60,7 @@ def convert(target):
 # --- with the real weights -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @installed
 def test_it_answers_and_trains(cache):
     model, tokenizer = catalogue.pretrained()

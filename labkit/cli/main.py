@@ -99,6 +99,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option = class_.add_argument
     option("folder", metavar="FOLDER", help="what participants sent")
     option("--out", default=CLASS_PAGE, metavar="FILE.html", help="(default: %(default)s)")
+    option("--anonymous", action="store_true", help="number participants, no names")
     class_.set_defaults(action=_class)
 
     plan.add_commands(commands)
@@ -173,7 +174,7 @@ def _class(options: argparse.Namespace) -> int:
     out = Path(options.out)
     if out.suffix.lower() != ".html":  # a slip could replace what a participant sent
         raise InputError(f"--out must name a file that ends in .html, not {options.out!r}")
-    classroom = gather(Path(options.folder))
+    classroom = gather(Path(options.folder), anonymous=options.anonymous)
     write_atomic(out, page(classroom))
     print(classroom)
     print(f"Page: {out.resolve()}")

@@ -54,11 +54,12 @@ class Classroom:
         )
 
 
-def gather(folder: Path) -> Classroom:
+def gather(folder: Path, *, anonymous: bool = False) -> Classroom:
     """Read what the participants sent.
 
     ``folder`` holds for each participant a file (a result as JSON, or an executed notebook) or a
-    folder of such files, named after the participant.
+    folder of such files, named after the participant. If ``anonymous``, participants are numbered,
+    in an order that does not depend on their names.
 
     Raises:
         InputError: there is no such folder, or no file in it that could hold a result.
@@ -86,6 +87,10 @@ def gather(folder: Path) -> Classroom:
             f"{folder} holds nothing to compare: it needs a .json or .ipynb file, or a folder of "
             "them, for each participant"
         )
+    if anonymous:
+        left_out = ["(not shown)" for _ in left_out]
+        by_content = sorted(participants.values(), key=repr)
+        participants = {f"Participant {n}": results for n, results in enumerate(by_content, 1)}
     return Classroom(participants, tuple(left_out))
 
 

@@ -150,6 +150,15 @@ def test_verdicts_of_the_newest_result_are_judged_again_and_foreign_claims_left_
     assert found[2] == "◆|depends|✘|batch 1: 1 %|✔|batch 8: 40 %|simulated for T4"
 
 
+def test_anonymous_pages_name_nobody(sent):
+    (sent / "Eve Secret.json").write_text('{"Eve Secret": ')
+    page = classroom.page(classroom.gather(sent, anonymous=True))
+    for name in ("Ada", "Bob", "Cem", "Eve", "Secret"):
+        assert name not in page
+    assert [f"Participant {i}" in page for i in (1, 3, 4)] == [True, True, False]
+    assert "Eve Secret" in classroom.page(classroom.gather(sent))
+
+
 def test_hostile_names_and_texts_are_escaped(tmp_path):
     hostile = text(
         title="\ud800" + NASTY,
@@ -216,6 +225,8 @@ def test_the_command_writes_the_page_and_says_where(sent, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("Participants: 3; results: 4; lessons: 2; files left out: 1.\n")
     assert str(out) in printed
+    assert command(sent, "--anonymous", "--out", tmp_path / "new" / "page.html") == 0
+    assert "Ada" not in (tmp_path / "new" / "page.html").read_text(encoding="utf-8")
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "a.json").write_text("{")
     assert command(tmp_path / "none", "--out", tmp_path / "c.html") == 1, "no result could be read"

@@ -36,7 +36,7 @@ MISTAKES = [
     ("15-1", nf4, "NF4's"),
     ("15-1", lambda: 0.8 * nf4() + 0.2 * torch.tensor(levels()), "better, by"),
     ("15-2", lambda model, tokenizer: model, "100.0% of the 16-bit bytes"),
-    ("15-2", eight_bits, "at most a third"),
+    ("15-2", eight_bits, "not a third"),
     ("15-2", four_layers, "little enough, but the perplexity"),
     ("15-2", lambda model, tokenizer: "small", "should return the model"),
 ]

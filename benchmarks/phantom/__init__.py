@@ -1,1 +1,0 @@
-"""The phantom GPU: PyTorch's own CUDA code on a GPU that is not there."""

@@ -38,7 +38,6 @@ def scatter(
     x_label: str,
     y_label: str,
     *,
-    log: bool = False,
     title: str | None = None,
     source: str = "",
     write_x: Callable[[float], str] = format_bytes,
@@ -51,7 +50,6 @@ def scatter(
             is not finite) leaves the thing out of the figure, with a dash in the table.
         x_label: what x is, with its unit.
         y_label: what y is, with its unit.
-        log: both axes logarithmic. Needs numbers above zero.
         title: what the figure shows; None: "<y_label> against <x_label>".
         source: where the numbers come from, such as ``run.label``.
         write_x: turns an x into text; the default takes bytes.
@@ -81,8 +79,6 @@ def scatter(
     columns = 2 if max(map(len, points)) > 28 else 3
     figure = Picture(title, source, body=380, legend=dots, columns=columns)
     with figure.drawing() as axes:
-        if log:
-            axes.set(xscale="log", yscale="log")
         for number, dot in enumerate(dots, start=1):
             axes.add_line(dot)
             [(x, y)] = dot.get_xydata()
@@ -92,8 +88,8 @@ def scatter(
             note(axes, str(number), (x, y), offset, **style)
         axes.margins(0.12)
         axes.autoscale_view()
-        scale(axes.xaxis, write_x, log=log)
-        scale(axes.yaxis, write_y, log=log)
+        scale(axes.xaxis, write_x)
+        scale(axes.yaxis, write_y)
         axes.minorticks_off()
         name_axes(axes, x_label, y_label)
     figure.describe("Scatter plot", ["", x_label, y_label], rows)

@@ -30,8 +30,14 @@ from labkit.support.processes import descendants, end_group
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 300  # machines that are busy
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
-         "--disable-component-update", "--no-first-run"]  # fmt: skip
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--disable-component-update",
+    "--no-first-run",
+]
 EMPTY_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="117" height="20"/>'
 WIDE, NARROW = (1360, 900), (400, 800)
 #: Of axe.
@@ -101,9 +107,14 @@ def serving(
     """Start a server that answers at the address ``answers``; afterwards nothing of it is left."""
     with open(log, "wb") as output:
         server = subprocess.Popen(
-            command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=cwd,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     started = set()
     try:
         _wait_for(answers, server, log)

@@ -20,9 +20,11 @@ def address(tmp_path_factory):
     environment["JUPYTER_PATH"] = str(browsing.ROOT / "page")
     with browsing.serving(
         [sys.executable, "-m", "voila", *arguments],
-        answers=f"{server}voila/static/voila.js", cwd=browsing.ROOT, environment=environment,
+        answers=f"{server}voila/static/voila.js",
+        cwd=browsing.ROOT,
+        environment=environment,
         log=folder / "log",
-    ):  # fmt: skip
+    ):
         yield server + browsing.token(folder / "log")
 
 

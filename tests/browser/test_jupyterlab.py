@@ -45,9 +45,11 @@ def address(tmp_path_factory):
     arguments = [*browsing.recipe("lab", "jupyter"), "--no-browser", f"--ServerApp.port={port}"]
     with browsing.serving(
         [sys.executable, "-m", "jupyter", *arguments],
-        answers=f"{server}api", cwd=folder, log=folder / "log",
+        answers=f"{server}api",
+        cwd=folder,
+        log=folder / "log",
         environment=browsing.lesson_environment(folder),
-    ):  # fmt: skip
+    ):
         yield f"{server}lab/tree/{LESSON}{browsing.token(folder / 'log')}", copy
 
 

@@ -48,19 +48,29 @@ def gallery(tmp_path_factory):
     claim = next(c for c in claims.all_claims().values() if c.unit == "share" and c.needs == "any")
     judgement = verdicts.judge(claim.id, 0.123, "simulated for T4")
     frame = pd.DataFrame({"peak": [1, 2], "a long name of a column" * 4: ["word " * 9] * 2})
-    figures = [bars.draw_bars([fake_run(), fake_run("other", 1 << 29)]),
-               timelines.draw_timeline(traced_run())]  # fmt: skip
-    made = [cards.message_card("A text.\n\nMore.", tone=tone, code="x = 1  # " + "y" * 200)
-            for tone in cards.TONES]  # fmt: skip
+    figures = [
+        bars.draw_bars([fake_run(), fake_run("other", 1 << 29)]),
+        timelines.draw_timeline(traced_run()),
+    ]
+    made = [
+        cards.message_card("A text.\n\nMore.", tone=tone, code="x = 1  # " + "y" * 200)
+        for tone in cards.TONES
+    ]
     made += [lesson_cards.claim_card(judgement)]
-    made += [engine.exercise_card(SimpleNamespace(id="06-1", status=status, message="Because."))
-             for status in engine.OUTCOMES]  # fmt: skip
+    made += [
+        engine.exercise_card(SimpleNamespace(id="06-1", status=status, message="Because."))
+        for status in engine.OUTCOMES
+    ]
     book = notebook("import labkit as lab  # a comment\nx = 'text' if None is not 3.5 else f'{1}'")
-    book.cells.insert(1, new_markdown_cell(
-        "## Part\n\nA formula: $L \\cdot a$, and one that is wide:\n\n"
-        f"$${' + '.join(f'a_{{{i}}}' for i in range(40))}$$\n\n`{'code_' * 30}`\n\n"
-        "### Table\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n[lesson 06](06_saving.ipynb)", id="06-md",
-    ))  # fmt: skip
+    book.cells.insert(
+        1,
+        new_markdown_cell(
+            "## Part\n\nA formula: $L \\cdot a$, and one that is wide:\n\n"
+            f"$${' + '.join(f'a_{{{i}}}' for i in range(40))}$$\n\n`{'code_' * 30}`\n\n"
+            "### Table\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n[lesson 06](06_saving.ipynb)",
+            id="06-md",
+        ),
+    )
     code = book.cells[3]
     code.outputs = [of_html(each.rich().html) for each in figures]
     code.outputs += [of_html(card.html) for card in made]
@@ -140,8 +150,14 @@ def test_a_link_to_a_lesson_opens_it_and_paper_shows_it_closed(gallery, page):
 def opened(browser, path):
     """Whether a script of the page ran, and the addresses that the page asked for."""
     page, asked = browser.new_page(), []  # not watched: what is refused is told on the console
-    page.route("**/*", lambda route: route.continue_() if route.request.url == path.as_uri()
-               else (asked.append(route.request.url), route.abort()))  # fmt: skip
+    page.route(
+        "**/*",
+        lambda route: (
+            route.continue_()
+            if route.request.url == path.as_uri()
+            else (asked.append(route.request.url), route.abort())
+        ),
+    )
     page.goto(path.as_uri())
     page.wait_for_timeout(300)
     ran = page.evaluate("typeof hit !== 'undefined'")
@@ -158,8 +174,9 @@ def test_a_browser_runs_and_fetches_nothing_of_a_hostile_lesson(browser, tmp_pat
     for number, cell in enumerate(book.cells):
         cell["id"] = f"06-{number}"
     nbformat.write(book, tmp_path / "06_saving.ipynb")
-    outcome = Outcome("06", "06_saving", ATTACKS[0], "failed", tuple(ATTACKS), 1.0,
-                      notebook="06_saving.ipynb")  # fmt: skip
+    outcome = Outcome(
+        "06", "06_saving", ATTACKS[0], "failed", tuple(ATTACKS), 1.0, notebook="06_saving.ipynb"
+    )
     path = report.report(tmp_path, [outcome])
     assert opened(browser, path) == (False, [])
     text = path.read_text(encoding="utf-8")

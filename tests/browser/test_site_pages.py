@@ -42,8 +42,11 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module")
 def soups(site):
     """All pages, parsed, by path."""
-    return {path.relative_to(site).as_posix(): BeautifulSoup(path.read_text(), "html.parser")
-            for path in site.rglob("*.html") if "_downloads" not in path.parts}  # fmt: skip
+    return {
+        path.relative_to(site).as_posix(): BeautifulSoup(path.read_text(), "html.parser")
+        for path in site.rglob("*.html")
+        if "_downloads" not in path.parts
+    }
 
 
 # --- without a browser ---------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from labkit.course import claims, verdicts
 from labkit.course.lesson_cards import claim_card
 
 REVEAL = browsing.ROOT / ".venv" / "proxy" / "node_modules" / "reveal.js"
-PICTURE = ("<svg xmlns='http://www.w3.org/2000/svg' width='800' height='500'>"
-           "<rect width='800' height='500' fill='teal'/></svg>")  # fmt: skip
+PICTURE = (
+    "<svg xmlns='http://www.w3.org/2000/svg' width='800' height='500'>"
+    "<rect width='800' height='500' fill='teal'/></svg>"
+)
 
 pytestmark = pytest.mark.browser
 
@@ -40,15 +42,29 @@ def slides(tmp_path_factory, browser):
     for cell in book.cells:
         [tag] = cell.metadata.tags
         if cell.cell_type == "code" and tag in shown:
-            cell.outputs = [new_output("display_data", data={"text/html": shown[tag]}),
-                            new_output("stream", text="as printed")]  # fmt: skip
+            cell.outputs = [
+                new_output("display_data", data={"text/html": shown[tag]}),
+                new_output("stream", text="as printed"),
+            ]
     nbformat.write(book, folder / "lesson.ipynb")
     config = browsing.ROOT / "workshop" / "slides_config.py"
     subprocess.run(
-        [sys.executable, "-m", "nbconvert", "--config", str(config), "--to", "slides",
-         str(folder / "lesson.ipynb"), "--output-dir", str(folder)],
-        check=True, capture_output=True, env=browsing.lesson_environment(folder),
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "nbconvert",
+            "--config",
+            str(config),
+            "--to",
+            "slides",
+            str(folder / "lesson.ipynb"),
+            "--output-dir",
+            str(folder),
+        ],
+        check=True,
+        capture_output=True,
+        env=browsing.lesson_environment(folder),
+    )
     shutil.copytree(REVEAL, folder / "reveal.js")
     with browsing.watched(browser, size=(1280, 720)) as page:
         page.goto((folder / "lesson.slides.html").as_uri())
@@ -70,8 +86,10 @@ def test_every_slide_is_reached_and_nothing_is_cut_off_at_its_side(slides):
 
 def test_figures_questions_and_verdicts_are_large(slides):
     figure = slides.locator("img[alt='A figure']").first
-    slides.evaluate("e => { const i = Reveal.getIndices(e.closest('section'));"
-                    "Reveal.slide(i.h, i.v) }", figure.element_handle())  # fmt: skip
+    slides.evaluate(
+        "e => { const i = Reveal.getIndices(e.closest('section')); Reveal.slide(i.h, i.v) }",
+        figure.element_handle(),
+    )
     box = figure.bounding_box()
     assert box["height"] > 450
     assert box["y"] + box["height"] < 720

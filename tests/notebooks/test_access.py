@@ -241,27 +241,37 @@ def test_verdicts_can_be_read_and_are_not_told_by_colour_alone():
 ALL = {category: 1 / len(Category) for category in Category}
 SEVEN = [f"number {i}" for i in range(7)]
 FIGURES = {
-    "bars": lambda: bars.draw_bars([
-        fake_run(shares=ALL, reserved_bytes=int(1.2 * GIB), capacity_bytes=2 * GIB),
-        fake_run("too large", shares=ALL, oom=out_of_memory(GIB, GIB, int(1.5 * GIB))),
-    ]),
+    "bars": lambda: bars.draw_bars(
+        [
+            fake_run(shares=ALL, reserved_bytes=int(1.2 * GIB), capacity_bytes=2 * GIB),
+            fake_run("too large", shares=ALL, oom=out_of_memory(GIB, GIB, int(1.5 * GIB))),
+        ]
+    ),
     "timeline": lambda: timelines.draw_timeline(traced_run()),
     "lines": lambda: lines.lines(
         {name: {1: i + 1, 2: 2 * i + 3} for i, name in enumerate([*SEVEN, "gradients"])},
-        "x", "y", write=str, limit=9,
+        "x",
+        "y",
+        write=str,
+        limit=9,
     ),
     "dots": lambda: scatter.scatter({name: (i, i * i) for i, name in enumerate(SEVEN)}, "x", "y"),
-    "parts": lambda: bars.stacked_bars(
-        {"bar": dict.fromkeys(SEVEN[:6], 1 << 30)}, title="Parts"
+    "parts": lambda: bars.stacked_bars({"bar": dict.fromkeys(SEVEN[:6], 1 << 30)}, title="Parts"),
+    "gantt": lambda: gantt.gantt(
+        {
+            "chart": {
+                "GPU 0": [
+                    Span(kind, i, i + 0.8, "text")
+                    for i, kind in enumerate(["forward", "backward", *"abcd"])
+                ]
+            }
+        }
     ),
-    "gantt": lambda: gantt.gantt({"chart": {"GPU 0": [
-        Span(kind, i, i + 0.8, "text") for i, kind in enumerate(["forward", "backward", *"abcd"])
-    ]}}),
     "levels": lambda: number_lines.number_lines(
         {name: np.arange(9.0) for name in SEVEN}, values=np.linspace(0, 9, 99)
     ),
     "segments": lambda: allocator_view.allocator_view(replay(traced_run().trace)).picture,
-}  # fmt: skip
+}
 PHASES = timelines.PHASE_COLOURS.values()  # strips with words in them, and paler areas below
 TINTS = [
     *PHASES,
@@ -296,5 +306,7 @@ def test_the_rules_for_figures_find_what_they_are_for(drawn):
     axes.plot([0, 1], [0, 1], color="#E69F00")
     assert faint_texts(drawn) == ["'pale' in #999999: 2.85"]
     assert faint_shapes(drawn, TINTS) == [
-        "an area in #56b4e9", "a hatch on #0072b2: 2.25", "a line in #E69F00",
-    ]  # fmt: skip
+        "an area in #56b4e9",
+        "a hatch on #0072b2: 2.25",
+        "a line in #E69F00",
+    ]

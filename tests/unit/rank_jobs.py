@@ -92,8 +92,10 @@ def endless(device, folder):
 def sharded(device, batch_size=8, width=64, layers=3, offload=False, mixed=False, shard=True):
     """A deep network under ``fully_shard``, each rank with its part of the same batch."""
     torch.manual_seed(0)
-    block = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-             for _ in range(layers)]  # fmt: skip
+    block = [
+        nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        for _ in range(layers)
+    ]
     model = nn.Sequential(*block, nn.Linear(width, 10)).to(device)
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if shard:

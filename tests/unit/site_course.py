@@ -19,8 +19,10 @@ HOSTILE, PLAIN = "06_gradient_checkpointing", "00_start_here"
 WORD = "zugzwang"  # stands in one lesson and nowhere else
 BADGE = "[![Open in Colab](https://elsewhere.example/b.svg)](https://colab.example/lesson)"
 EVIL = "<script>window.owned = 1</script><img src=https://elsewhere.example/x onerror=owned()>"
-PIXEL = ("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
-         "rkJggg==")  # fmt: skip
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
+    "rkJggg=="
+)
 SHEET = SimpleNamespace(date="2026-01-02T03:04:05+00:00", versions="torch 2.13.0")
 SECTION = Section(
     "Techniques, each alone", "A note.", ("technique", "peak"), (("<i>LoRA</i>", "3"),)

@@ -20,8 +20,12 @@ def fresh_python(code):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
     done = subprocess.run(
         [sys.executable, "-c", f"import json, sys\n{code}"],
-        stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=environment,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 

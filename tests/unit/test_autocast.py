@@ -23,7 +23,9 @@ TABLE = {
     "matmul": (lambda x, w: x @ w, HALF, HALF),
     "bmm": (lambda x, w: torch.bmm(x[None], w[None]), HALF, HALF),
     "attention": (
-        lambda x, w: F.scaled_dot_product_attention(x[None], x[None], x[None]), HALF, HALF
+        lambda x, w: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        HALF,
+        HALF,
     ),
     "relu": (lambda x, w: F.relu(x), HALF, HALF),
     "gelu": (lambda x, w: F.gelu(x), HALF, HALF),
@@ -48,7 +50,7 @@ TABLE = {
     "huber_loss": (lambda x, w: F.huber_loss(x, x), FULL, None),
     "cross_entropy": (lambda x, w: F.cross_entropy(x, TARGET), FULL, None),
     "mse_loss": (lambda x, w: F.mse_loss(x, x), FULL, None),
-}  # fmt: skip
+}
 
 
 def given(name):

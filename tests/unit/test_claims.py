@@ -137,9 +137,17 @@ def test_a_claim_about_gpus_takes_only_measured_values(mode):
 
 
 anything = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(),
-    st.complex_numbers(), st.builds(Hostile), st.lists(st.integers()), st.just(float),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.complex_numbers(),
+    st.builds(Hostile),
+    st.lists(st.integers()),
+    st.just(float),
+)
 
 
 @given(

@@ -102,13 +102,21 @@ def test_the_page_compares_machines_verdicts_and_peaks(sent):
     assert row(page, "Ada", 6)[1:7] == ["06", "Tesla T4", "cuda", "15.0 GiB", "12.0 GiB", "2"]
     found = row(page, CLAIM.says)
     assert found[1] == "✔|2 supported|✘|1 wrong"
-    assert found[2:] == ["✔|38 %|measured on Tesla T4", "✘|1 %|simulated for T4",
-                         "✔|39 %|simulated for T4"]  # fmt: skip
+    assert found[2:] == [
+        "✔|38 %|measured on Tesla T4",
+        "✘|1 %|simulated for T4",
+        "✔|39 %|simulated for T4",
+    ]
     simulated = "12.0 MiB|simulated for T4"
     assert row(page, "baseline")[1:] == ["50 %", "18.0 MiB|measured on Tesla T4"] + [simulated] * 2
     symbols = BeautifulSoup(page, "html.parser").find_all(class_="symbol")
     assert [symbol["aria-label"] for symbol in symbols] == [
-        "supported", "wrong", "supported", "wrong", "supported"]  # fmt: skip
+        "supported",
+        "wrong",
+        "supported",
+        "wrong",
+        "supported",
+    ]
 
 
 def test_only_runs_of_equal_lesson_name_and_parameters_are_set_side_by_side(tmp_path):
@@ -126,8 +134,13 @@ def test_only_runs_of_equal_lesson_name_and_parameters_are_set_side_by_side(tmp_
     peak = "12.0 MiB|simulated for T4"
     assert row(page, "baseline") == [
         "baseline|batch_size 8|in a lesson with batch_size 8, precision fp32",
-        "equal", peak, "–", "–", "–", peak,
-    ]  # fmt: skip
+        "equal",
+        peak,
+        "–",
+        "–",
+        "–",
+        peak,
+    ]
     assert row(page, "other")[2:] == ["–", "–", "–", peak, peak]
     oom = OutOfMemory(MIB, 12 * MIB, None, {"weights": 12 * MIB}, 1, "forward", "", "")
     (tmp_path / "f.json").write_text(text(runs=(run(oom=oom),)))
@@ -189,7 +202,9 @@ def test_a_broken_file_is_named_with_its_reason_and_the_others_are_read(tmp_path
     (tmp_path / "good.json").write_text(text())
     found = classroom.gather(tmp_path)
     assert {name: len(results) for name, results in found.participants.items()} == {
-        "bad": 0, "good": 1}  # fmt: skip
+        "bad": 0,
+        "good": 1,
+    }
     [sentence] = found.left_out
     assert sentence.startswith("bad.json: ")
     assert words in sentence

@@ -73,9 +73,16 @@ def test_every_collective_of_this_pytorch_has_its_rule():
     from labkit.work import _DIRECT, _rounds
 
     silent = {
-        "barrier", "check_for_nan", "monitored_barrier_", "recv_", "recv_any_source_",
-        "wait_tensor", "_wrap_tensor_autograd", "irecv", "_make_wait_tensor",
-    }  # fmt: skip
+        "barrier",
+        "check_for_nan",
+        "monitored_barrier_",
+        "recv_",
+        "recv_any_source_",
+        "wait_tensor",
+        "_wrap_tensor_autograd",
+        "irecv",
+        "_make_wait_tensor",
+    }
     schemas = torch._C._jit_get_all_schemas()
     found = {s.name.split("::")[1] for s in schemas if s.name.split("::")[0] in COLLECTIVES}
     assert found
@@ -87,13 +94,16 @@ def test_every_collective_of_this_pytorch_has_its_rule():
     [
         ("isend", (torch.ones(32), 1, 0), WHOLE),
         ("irecv", (torch.ones(32), 1, 0), 0),
-        ("batch_p2p_ops", (["isend", "irecv", "isend"], [1, 1, 2], [0] * 3, [torch.ones(8)] * 3),
-         2 * WHOLE // N),
+        (
+            "batch_p2p_ops",
+            (["isend", "irecv", "isend"], [1, 1, 2], [0] * 3, [torch.ones(8)] * 3),
+            2 * WHOLE // N,
+        ),
         ("all_gather_into_tensor_out", (torch.ones(8), N), SHARE),
         ("reduce_scatter_tensor_out", (torch.ones(32), "sum", N), SHARE),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_operators_that_only_compiled_code_calls(name, args, expected):
     """By name: not every PyTorch that is supported has them all."""
     with fake_ranks(N, 0, as_cuda=False):

@@ -54,9 +54,21 @@ def test_a_weak_reference_dies_exactly_when_the_storage_is_freed():
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam",
-                  "RMSprop", "Rprop", "SGD"],
-)  # fmt: skip
+    "optimizer",
+    [
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "ASGD",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ],
+)
 def test_optimizers_choose_their_form_by_one_function(optimizer):
     """``_default_to_fused_or_foreach`` in each optimizer's module (labkit.fake.mode): returns
     (fused, foreach); on the CPU neither, and what it returns is obeyed."""
@@ -93,9 +105,15 @@ def test_packed_sequences_are_looked_for_by_one_function():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(
-        LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=16,
-                    num_attention_heads=1, use_cache=False)
-    )  # fmt: skip
+        LlamaConfig(
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            vocab_size=16,
+            num_attention_heads=1,
+            use_cache=False,
+        )
+    )
     tokens = torch.zeros(1, 4, dtype=torch.long)
     expected = model(input_ids=tokens).logits
     with mock.patch.object(masking, "find_packed_sequence_indices", return_value=None) as find:

@@ -37,8 +37,18 @@ def shaped(*shape, dtype=FP16, needs_grad=True):
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=needs_grad)
 
 
-def call(dtype=FP16, key_heads=HEADS, tokens=TOKENS, keys=None, head=HEAD, needs_grad=True,
-         mask=None, mask_needs_grad=False, gaps=False, **others):  # fmt: skip
+def call(
+    dtype=FP16,
+    key_heads=HEADS,
+    tokens=TOKENS,
+    keys=None,
+    head=HEAD,
+    needs_grad=True,
+    mask=None,
+    mask_needs_grad=False,
+    gaps=False,
+    **others,
+):
     how = {"dtype": dtype, "needs_grad": needs_grad}
     query = shaped(BATCH, HEADS, tokens, head, **how)
     key = shaped(BATCH, key_heads, keys or tokens, head, **how)
@@ -55,18 +65,33 @@ TABLE = {
     "float32": (call(FP32), EFFICIENT, EFFICIENT, EFFICIENT, EFFICIENT),
     "float64": (call(torch.float64), MATH, MATH, MATH, MATH),
     "causal": (call(causal=True), EFFICIENT, FLASH, FLASH, CUDNN),
-    "causal, one query": (call(causal=True, tokens=1, keys=40), EFFICIENT, EFFICIENT, EFFICIENT,
-                          CUDNN),
+    "causal, one query": (
+        call(causal=True, tokens=1, keys=40),
+        EFFICIENT,
+        EFFICIENT,
+        EFFICIENT,
+        CUDNN,
+    ),
     "grouped": (call(key_heads=2), MATH, FLASH, FLASH, CUDNN),
     "grouped float32": (call(FP32, key_heads=2), MATH, MATH, MATH, MATH),
     "grouped and masked": (call(key_heads=2, mask=MASK), MATH, MATH, MATH, CUDNN),
     "heads that do not divide": (call(key_heads=3), MATH, MATH, MATH, MATH),
     "fewer key heads, not grouped": (call(key_heads=1, grouped=False), MATH, MATH, MATH, MATH),
     "masked": (call(mask=MASK), EFFICIENT, EFFICIENT, EFFICIENT, CUDNN),
-    "a mask that is trained": (call(mask=MASK, mask_needs_grad=True), EFFICIENT, EFFICIENT,
-                               EFFICIENT, EFFICIENT),
-    "a mask of three dimensions": (call(mask=(HEADS, 40, 40)), EFFICIENT, EFFICIENT, EFFICIENT,
-                                   EFFICIENT),
+    "a mask that is trained": (
+        call(mask=MASK, mask_needs_grad=True),
+        EFFICIENT,
+        EFFICIENT,
+        EFFICIENT,
+        EFFICIENT,
+    ),
+    "a mask of three dimensions": (
+        call(mask=(HEADS, 40, 40)),
+        EFFICIENT,
+        EFFICIENT,
+        EFFICIENT,
+        EFFICIENT,
+    ),
     "dropout": (call(dropout=0.1), EFFICIENT, FLASH, FLASH, FLASH),
     "dropout in sixteenths": (call(dropout=0.125), EFFICIENT, FLASH, FLASH, CUDNN),
     "odd head": (call(head=15), MATH, FLASH, FLASH, FLASH),
@@ -81,7 +106,7 @@ TABLE = {
     "one key": (call(keys=1), EFFICIENT, FLASH, FLASH, FLASH),
     "no token": (call(tokens=0), MATH, MATH, MATH, MATH),
     "gaps": (call(gaps=True), MATH, MATH, MATH, MATH),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLE)

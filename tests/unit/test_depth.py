@@ -74,15 +74,34 @@ def test_extended_and_whole_trace_agree(config, settings):
     [
         (LLAMA, True),
         (GPT2, True),
-        (Qwen2Config(hidden_size=64, intermediate_size=96, num_hidden_layers=6, vocab_size=512,
-                     num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True,
-                     max_window_layers=3), False),
-        (Gemma3TextConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=8,
-                          num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-                          vocab_size=512), False),
+        (
+            Qwen2Config(
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=6,
+                vocab_size=512,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                use_sliding_window=True,
+                max_window_layers=3,
+            ),
+            False,
+        ),
+        (
+            Gemma3TextConfig(
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=8,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=16,
+                vocab_size=512,
+            ),
+            False,
+        ),
     ],
     ids=["Llama", "GPT-2", "Qwen2 with windows", "Gemma 3"],
-)  # fmt: skip
+)
 def test_only_alike_layers_repeat(config, alike):
     assert repeats(config) is alike
 

@@ -228,10 +228,14 @@ def test_small_state_is_not_paged():
 
 def names():
     return (
-        bnb.matmul, functional.create_dynamic_map, functional.is_on_gpu, _functions.torch,
-        modules.has_avx512bf16, Optimizer8bit.get_state_buffer,
+        bnb.matmul,
+        functional.create_dynamic_map,
+        functional.is_on_gpu,
+        _functions.torch,
+        modules.has_avx512bf16,
+        Optimizer8bit.get_state_buffer,
         vars(torch.Tensor).get("_make_subclass"),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("card", [None, "t4"])

@@ -303,10 +303,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_every_dot_has_its_number_and_the_legend_names_it(log):
+def test_every_dot_has_its_number_and_the_legend_names_it():
     about = {"title": "A title", "source": "simulated"}
-    figure = scatter(OPTIMIZERS, "peak memory", "last loss", log=log, **about)
+    figure = scatter(OPTIMIZERS, "peak memory", "last loss", **about)
     assert_fits(figure)
     [axes] = figure.axes
     assert [tuple(line.get_xydata()[0]) for line in axes.lines] == list(OPTIMIZERS.values())
@@ -329,11 +328,10 @@ def test_what_could_not_be_had_is_a_dash_in_the_table_only(bad):
     assert [cells(figure, row)[1:] for row in range(3)] == [["25%", "2"], ["50%", "–"], ["–", "1"]]
 
 
-@pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("spread", [1e-9, 1e-2, 1, 1e3])
-def test_ticks_are_never_written_alike(spread, log):
+def test_ticks_are_never_written_alike(spread):
     points = {"a": (2.0 * GIB, 2.0), "b": (2.0 * GIB * (1 + spread), 2.0 + spread)}
-    figure = scatter(points, "peak", "loss", log=log)
+    figure = scatter(points, "peak", "loss")
     draw(figure)
     for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
         shown = [text.get_text() for text in ticks(axis) if text.get_text()]

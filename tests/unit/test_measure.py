@@ -455,9 +455,16 @@ BASE = 5 * MIB  # what the process held before the run
 
 def machine(kind, capacity_bytes=16 * GIB):
     return Machine(
-        kind=kind, name=f"a {kind}", capacity_bytes=capacity_bytes if kind == "cuda" else None,
-        note="", versions={}, bf16_native=True, cores=1, host_memory_bytes=None, in_colab=False,
-    )  # fmt: skip
+        kind=kind,
+        name=f"a {kind}",
+        capacity_bytes=capacity_bytes if kind == "cuda" else None,
+        note="",
+        versions={},
+        bf16_native=True,
+        cores=1,
+        host_memory_bytes=None,
+        in_colab=False,
+    )
 
 
 class FakeCuda:

@@ -146,9 +146,15 @@ def test_work_adds_up_and_extrapolates():
 # --- runs ---------------------------------------------------------------------------------------
 
 OOM = OutOfMemory(
-    requested_bytes=2 * MIB, live_bytes=3, capacity_bytes=5, by_category={"weights": 3}, step=2,
-    phase="forward", module="layers.0", operator="mm",
-)  # fmt: skip
+    requested_bytes=2 * MIB,
+    live_bytes=3,
+    capacity_bytes=5,
+    by_category={"weights": 3},
+    step=2,
+    phase="forward",
+    module="layers.0",
+    operator="mm",
+)
 
 
 def make_run(**changes):

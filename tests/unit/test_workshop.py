@@ -162,8 +162,9 @@ def start():
     book = nbformat.read(lesson("00"), as_version=4)
     first_of(book, "plot").outputs = [shown(PICTURE), printed("Highest point: 12")]
     first_of(book, "experiment").outputs = [
-        shown({"text/html": '<img alt="A valley" src="data:,">'}), printed("9.8 times the weights")
-    ]  # fmt: skip
+        shown({"text/html": '<img alt="A valley" src="data:,">'}),
+        printed("9.8 times the weights"),
+    ]
     verdicts = [shown({"text/html": f"<div>verdict {n}</div>"}) for n in range(2)]
     claim = nbformat.v4.new_code_cell("lab.claim(x)", outputs=[*verdicts, shown(UNMADE)])
     claim.metadata["tags"] = ["claim"]
@@ -198,8 +199,12 @@ def seen(deck):
 
 
 def test_a_slide_to_the_right_for_each_heading_that_is_shown(start, deck):
-    kept = [c.source for c in start.cells if c.cell_type == "markdown"
-            and c.metadata.tags[0] not in ("setup", "explore", "exercise", "reading")]  # fmt: skip
+    kept = [
+        c.source
+        for c in start.cells
+        if c.cell_type == "markdown"
+        and c.metadata.tags[0] not in ("setup", "explore", "exercise", "reading")
+    ]
     headings = re.findall(r"^##? (.+)$", "\n".join(kept), re.MULTILINE)
     outer = deck.select(".slides > section")
     assert [section.select_one("h1, h2").get_text() for section in outer] == headings
@@ -236,8 +241,11 @@ def test_every_lesson_that_asks_for_a_number_has_its_question(config):
     [cut_up] = config.SlidesExporter.preprocessors
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         book = nbformat.read(path, as_version=4)
-        asked = sum(c.source.count("lab.predict(") for c in book.cells
-                    if c.cell_type == "code" and "predict" in c.metadata.tags)  # fmt: skip
+        asked = sum(
+            c.source.count("lab.predict(")
+            for c in book.cells
+            if c.cell_type == "code" and "predict" in c.metadata.tags
+        )
         made, _ = cut_up().preprocess(book, {})
         found = [c.source for c in made.cells if re.match(r"### .+\?$", c.source)]
         assert len(found) == asked, path.name

@@ -13,7 +13,9 @@ from typing import Any
 
 from browsing import PATIENCE_SECONDS
 
+# Without a kernel the indicator says "idle" as well, and what is run is dropped without a word.
 IDLE = """() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'
+    && ![...document.querySelectorAll('.jp-KernelName')].some(e => e.innerText === 'No Kernel')
     && ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
 
 

@@ -78,7 +78,9 @@ def test_each_rank_gives_its_own_run():
         assert len(run.step_seconds) == 1
         # A ring's all-reduce sends 2 (N - 1)/N: the gradient of 8 numbers, and the loss.
         assert run.sent_bytes == 8 * 4 + 4
-    assert runs[0].trace == runs[1].trace
+    # Only what is allocated: gloo's thread drops a gradient whenever it gets to it.
+    allocated = [[event for event in run.trace.events if event.change_bytes > 0] for run in runs]
+    assert allocated[0] == allocated[1]
 
 
 @pytest.mark.nightly

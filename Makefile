@@ -21,6 +21,7 @@ MORE := $(VENV)/.more-built-from-$(notdir $(CONSTRAINTS))
 SLOWEST := --durations=30 --durations-min=5
 
 COLAB := .venv-colab
+PHANTOM := .venv-phantom
 COLAB_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,hosted cards widgets exercises))
 
 # From npm: the proxy in front of JupyterHub in its test, and what shows slides.
@@ -39,7 +40,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab app test test-fast test-all test-colab lint form format constraints site environments api picture links clean
+.PHONY: help course lab app test test-fast test-all test-colab phantom test-phantom lint form format constraints site environments api picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -73,6 +74,13 @@ test-colab: export HF_HUB_OFFLINE = 1
 test-colab: $(COLAB)/.built ## Lessons and widgets with Colab's versions, its old torchao repaired
 	LABKIT_COLAB=1 OMP_NUM_THREADS=1 JUPYTER_PATH="$(abspath $(VENV))/share/jupyter" \
 		$(COLAB)/bin/python -m pytest -n 2 --dist worksteal $(COLAB_TESTS)
+
+phantom: $(PHANTOM)/.built ## Build .venv-phantom: PyTorch's CUDA build, for GPUs that are not there
+
+# PyTorch's own CUDA code judges labkit, on stub libraries. Linux on x86-64 only.
+test-phantom: export HF_HUB_OFFLINE = 1
+test-phantom: $(PHANTOM)/.built ## Hold labkit to PyTorch's own CUDA code, on a phantom GPU
+	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(PHANTOM)/bin/python -m labkit.phantom a100-80gb -m pytest -n 2 $(SLOWEST) tests/phantom
 
 lint: $(STAMP) ## Lint and check the format of code and notebooks
 	$(BIN)/ruff check .
@@ -157,6 +165,15 @@ $(COLAB)/.built: .ci/colab.txt $(STAMP)
 	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
 		> "$$(echo $(COLAB)/lib/python*/site-packages)/below.pth"
 	$(COLAB)/bin/python -m pip install --quiet --no-deps -r .ci/colab.txt
+	@touch $@
+
+# The same for PyTorch's CUDA build: it lies in front of .venv's, without the libraries it asks for.
+$(PHANTOM)/.built: .ci/locked/phantom.txt $(STAMP)
+	rm -rf $(PHANTOM)
+	$(BIN)/python -m venv --without-pip $(PHANTOM)
+	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
+		> "$$(echo $(PHANTOM)/lib/python*/site-packages)/below.pth"
+	$(PHANTOM)/bin/python -m pip install --quiet --require-hashes --no-deps -r .ci/locked/phantom.txt
 	@touch $@
 
 # What only tests and the site need beside that: a driver for the system's browser, JupyterHub with

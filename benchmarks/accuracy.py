@@ -2,6 +2,8 @@
 
     python benchmarks/accuracy.py                      # on the CPU: a tiny model
     python benchmarks/accuracy.py --gpu --out results  # on a CUDA machine: real sizes
+    python -m labkit.phantom t4 benchmarks/accuracy.py --gpu  # the same on a GPU that is not there
+    python benchmarks/accuracy.py --recorded           # what phantom GPUs recorded, in short
     python benchmarks/accuracy.py --only LoRA          # what has the text in its name
     python benchmarks/accuracy.py --markdown           # the table as README shows it
 
@@ -10,7 +12,8 @@ set-ups follow the recipes. On CUDA it is ``max_memory_allocated`` above what wa
 and ``max_memory_reserved``, against ``lab.estimate`` for that very GPU. Errors are signed, in per
 cent of the truth: negative means that the estimate is too low. Their sizes are summed up by group,
 and every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table
-as JSON in ``<out>/<device>/accuracy.json``, with versions and date.
+as JSON in ``<out>/<device>/accuracy.json``, with versions and date; that of a phantom goes to
+``<out>/phantom/<device>``.
 
 Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the GPU,
 what the GPU cannot do, or what fails there is listed, with the reason on standard error, and not
@@ -37,7 +40,14 @@ from benchmarks.setups import CAUSES, GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_c
 from labkit.hardware import cuda, this_machine
 from labkit.hardware.catalogue import Gpu
 from labkit.hardware.this_machine import gpu_key, this_gpu
-from labkit.recording.accuracy import FILE, RECIPES_GROUP, SETUPS_GROUP, AccuracyTable, Row
+from labkit.recording.accuracy import (
+    FILE,
+    RECIPES_GROUP,
+    SETUPS_GROUP,
+    AccuracyTable,
+    Row,
+    recorded,
+)
 from labkit.support.files import write_atomic
 from labkit.values import InputError, format_bytes
 
@@ -45,6 +55,8 @@ Experiment = Callable[..., Iterator[torch.Tensor]]
 #: Errors larger than this, in per cent, are listed with their cause.
 TOLERATED = 1.0
 MARKERS = ("<!-- accuracy: begin -->", "<!-- accuracy: end -->")
+PHANTOM_MARKERS = ("<!-- phantom: begin -->", "<!-- phantom: end -->")
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -222,11 +234,38 @@ def _per_cent(value: float | None, sign: str = "+") -> str:
 # --- files and the command line -------------------------------------------------------------------
 
 
+def recorded_table(folder: Path = RESULTS) -> str:
+    """What the phantom GPUs recorded: a row each, with the size of the errors."""
+    labels = ("median", "95th percentile", "maximum")
+    lines = [
+        PHANTOM_MARKERS[0],
+        _cells(
+            ["phantom GPU", "recipes that fit", *(f"allocated, {label}" for label in labels)]
+            + [f"reserved, {label}" for label in labels]
+        ),
+        _cells(["---"] + ["---:"] * 7),
+    ]
+    versions = set()
+    for table in recorded(folder / "phantom").values():
+        fitting = [row for row in table.rows if row.truth_bytes is not None]
+        sizes = summary(fitting)
+        cells = [table.machine["name"], f"{len(fitting)} of {len(table.rows)}"]
+        cells += [_per_cent(sizes[label]["simulated"], sign="") for label in labels]
+        cells += [_per_cent(sizes[label]["reserved"], sign="") for label in labels]
+        lines.append(_cells(cells))
+        of = table.machine["versions"]
+        versions.add(f"torch {of['torch']}, transformers {of['transformers']}, {table.date[:10]}")
+    return "\n".join([*lines, "", f"{'; '.join(sorted(versions))}.", PHANTOM_MARKERS[1]])
+
+
 def store(rows: list[Row], folder: Path) -> Path:
     """Write the rows with the machine's versions; the file is whole or not there."""
     here = this_machine.machine()
+    if here.phantom:
+        folder = folder / "phantom"
     path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / FILE
-    machine = {"kind": here.kind, "name": here.name, "versions": here.versions}
+    kind = "phantom" if here.phantom else here.kind
+    machine = {"kind": kind, "name": here.name, "versions": here.versions}
     date = datetime.now(UTC).isoformat(timespec="seconds")
     record = AccuracyTable(tuple(rows), machine, date).to_dict()
     write_atomic(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -239,7 +278,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="what is named like this")
     parser.add_argument("--out", type=Path, metavar="DIR", help="store the table as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print the table for README")
+    parser.add_argument("--recorded", action="store_true", help="only show what phantoms recorded")
     options = parser.parse_args(arguments)
+    if options.recorded:
+        print(recorded_table())
+        return 0
     here = this_machine.machine()
     if options.gpu and not here.can_measure:
         print(f"--gpu needs a CUDA machine. {here.note}", file=sys.stderr)

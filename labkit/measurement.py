@@ -1,8 +1,9 @@
 """measure(): run an experiment on this machine and say what it took.
 
-On a CUDA (or ROCm) GPU the peak is the caching allocator's own, and the tracker says what it was
-made of; what the allocator counted beyond the tracked tensors is ``unattributed``. On a CPU the
-peak is that of the tracked tensors. The first steps are tracked, the later ones are timed.
+On a CUDA (or ROCm) GPU, a phantom included, the peak is the caching allocator's own, and the
+tracker says what it was made of; what the allocator counted beyond the tracked tensors is
+``unattributed``. On a CPU the peak is that of the tracked tensors. The first steps are tracked, the
+later ones are timed.
 
 An out-of-memory error does not escape: the run says where it happened, and everything that the
 experiment held is freed.
@@ -161,17 +162,18 @@ class _Measurement:
         # The allocator rounds up and cannot count less than the tensors it holds.
         peak_bytes = max([categories.total(), *self.peaks])
         categories[Category.UNATTRIBUTED] += peak_bytes - categories.total()
+        if not here.phantom:  # which computes no losses, and is as fast as its CPU
+            figures |= {"losses": tuple(self.losses), "step_seconds": tuple(self.seconds)}
+        on_gpu = "phantom" if here.phantom else "measured"
         return Run(
             name=name_of(self.experiment),
             parameters=plain_parameters(self.experiment, self.parameters),
-            mode="measured" if self.on_gpu or self.tracker is None else "tracked",
+            mode=on_gpu if self.on_gpu else "measured" if self.tracker is None else "tracked",
             device=here.name,
             peak_bytes=peak_bytes,
             by_category=named_categories(categories),
             reserved_bytes=self.reserved_bytes,
             capacity_bytes=self.budget_bytes or (here.capacity_bytes if self.on_gpu else None),
-            losses=tuple(self.losses),
-            step_seconds=tuple(self.seconds),
             oom=self.oom,
             **figures,
         )

@@ -71,12 +71,13 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Run:
-    """What one execution of an experiment gave. The same record in all three modes.
+    """What one execution of an experiment gave. The same record in all four modes.
 
     Attributes:
         name: the experiment.
         parameters: the arguments it ran with (numbers, strings, booleans or None).
-        mode: ``measured`` on a GPU, ``tracked`` on a CPU, ``simulated`` on fake tensors.
+        mode: ``measured`` on a GPU, ``phantom`` on one that is not there, ``tracked`` on a CPU,
+            ``simulated`` on fake tensors.
         device: what ran it, or for a simulation what it stands for ("T4", "NVIDIA H200", "CPU").
         peak_bytes: most bytes allocated at once; up to the failure if it ran out of memory.
         by_category: what the peak was made of; sums to ``peak_bytes``.
@@ -84,8 +85,9 @@ class Run:
         reserved_bytes: most bytes that the caching allocator reserved; None where there is none.
         capacity_bytes: what the device (or the pretended one) lets a program use; None: unknown.
         host_bytes: most bytes live on the CPU in a run on another device.
-        losses: the loss at each step; empty in a simulation.
-        step_seconds: seconds per timed step, warm-up left out; empty in a simulation.
+        losses: the loss at each step; empty in a simulation and on a phantom.
+        step_seconds: seconds per timed step, warm-up left out; empty in a simulation and on a
+            phantom.
         flops: floating-point operations of one step; None where they were not counted.
         moved_bytes: bytes that one step's operators read and write; None where not counted.
         sent_bytes: bytes that one step sends to other ranks; 0 where there are none.
@@ -95,7 +97,7 @@ class Run:
 
     name: Text
     parameters: Mapping[str, str | int | float | bool | None]
-    mode: Literal["measured", "tracked", "simulated"]
+    mode: Literal["measured", "phantom", "tracked", "simulated"]
     device: Text
     peak_bytes: Bytes
     by_category: ByCategory
@@ -128,8 +130,8 @@ class Run:
     @property
     def label(self) -> str:
         """Where these numbers come from, for figures."""
-        preposition = "for" if self.mode == "simulated" else "on"
-        return f"{self.mode} {preposition} {self.device}"
+        where = {"simulated": "simulated for", "phantom": "on a phantom"}
+        return f"{where.get(self.mode, f'{self.mode} on')} {self.device}"
 
     def bytes_of(self, category: str) -> int:
         """Return the bytes of one category at the peak, 0 where there were none.

@@ -12,6 +12,9 @@ PRECISIONS = ("fp32", "amp-fp16", "amp-bf16", "bf16")
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+#: Set in the environment of a process whose GPU is not there: see `labkit.phantom`.
+PHANTOM_VARIABLE = "LABKIT_PHANTOM"
+
 
 class InputError(ValueError):
     """A value we were given cannot be used. The message says which, and what would do."""

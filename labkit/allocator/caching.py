@@ -7,16 +7,14 @@ follows its rules byte for byte; `labkit.allocator.replay` gives it the event lo
 Sources, in PyTorch: ``c10/cuda/CUDACachingAllocator.cpp`` for the rules (functions are named where
 they are followed), ``c10/core/AllocatorConfig.h`` for the sizes.
 
-Limits: default settings, so no ``max_split_size_mb``, ``roundup_power2_divisions``,
-``garbage_collection_threshold`` or private pools of CUDA graphs; one stream, on which every free
-takes effect at once. Addresses grow and are never used again, while a driver may hand out old
-ones, which can turn a tie between blocks of one size. A budget stands for a device that has no
-more: ``set_per_process_memory_fraction`` does the same to ordinary segments, but where segments
-are expandable it compares the size of the request's segment before anything is mapped, and then
-lets the pages pass.
+Limits: no private pools of CUDA graphs. Work on another stream counts as done by the next request,
+while on a GPU a block that `CachingAllocator.record_stream` has marked waits as long as that takes.
+Addresses grow and are never used again, while a driver may hand out old ones, which can turn a tie
+between blocks of one size.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -37,15 +35,22 @@ class _Block:
     """A range of addresses. The blocks of one segment are linked in the order of addresses.
 
     ``origin`` is where its segment begins. Only in expandable segments is a block ever not
-    ``mapped``: addresses without memory behind them.
+    ``mapped``: addresses without memory behind them. A freed block that other ``streams`` have used
+    is ``pending`` until the next request.
     """
 
     def __init__(self, pool: "_Pool", address: int, size: int, origin: int) -> None:
         self.pool, self.address, self.size, self.origin = pool, address, size, origin
         self.prev: _Block | None = None
         self.next: _Block | None = None
-        self.allocated, self.mapped = False, True
+        self.allocated, self.pending, self.mapped = False, False, True
         self.requested_bytes, self.name = 0, ""
+        self.streams: set[int] = set()
+        self.cached_at = 0  # how often the pools had been searched: see _collect_garbage
+
+    @property
+    def in_use(self) -> bool:
+        return self.allocated or self.pending
 
     def cut(self, size: int) -> "_Block":
         """Keep the first ``size`` bytes; the rest becomes a block of its own, linked behind."""
@@ -66,10 +71,10 @@ def _address(block: _Block) -> int:
 
 
 class _Pool:
-    """Free blocks by size, then address; unmapped ones by address."""
+    """One stream's free blocks by size, then address; unmapped ones by address."""
 
-    def __init__(self, *, small: bool) -> None:
-        self.small = small
+    def __init__(self, stream: int, *, small: bool) -> None:
+        self.stream, self.small = stream, small
         self.page_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         self.free: list[_Block] = []
         self.unmapped: list[_Block] = []
@@ -85,7 +90,7 @@ class _Pool:
 
     def absorb(self, block: _Block, other: _Block | None) -> None:
         """Join ``block`` with a free neighbour, if it is one (``try_merge_blocks``)."""
-        if other is None or other.allocated or other.mapped is not block.mapped:
+        if other is None or other.in_use or other.mapped is not block.mapped:
             return
         self.remove(other)
         if other is block.prev:
@@ -100,36 +105,67 @@ class _Pool:
 
 
 class CachingAllocator:
-    """PyTorch's caching allocator on one stream.
+    """PyTorch's caching allocator on one device.
 
     Args:
         budget_bytes: what the device can provide in all; None is without limit. It may be changed.
         expandable_segments: as ``PYTORCH_ALLOC_CONF=expandable_segments:True``.
+        device_bytes: the device's memory, context included, which says how many addresses an
+            expandable segment spans; by default ``budget_bytes``.
+        limit_bytes: what ``torch.cuda.set_per_process_memory_fraction`` allows; None is no limit.
+        max_split_bytes: as ``max_split_size_mb``, in bytes.
+        roundup_power2_divisions: as the setting of that name with one number; 0 is without.
+        garbage_collection_threshold: as the setting, 0 to 1; it needs ``limit_bytes``.
 
     ``allocated_bytes`` and ``reserved_bytes`` are what ``torch.cuda.memory_allocated()`` and
     ``memory_reserved()`` would say, ``peak_allocated_bytes`` and ``peak_reserved_bytes`` their
-    largest values so far.
+    largest values so far. ``flushes`` counts the times that the device had no more and everything
+    cached was returned to it (``num_alloc_retries``).
     """
 
     def __init__(
-        self, *, budget_bytes: int | None = None, expandable_segments: bool = False
+        self,
+        *,
+        budget_bytes: int | None = None,
+        expandable_segments: bool = False,
+        device_bytes: int | None = None,
+        limit_bytes: int | None = None,
+        max_split_bytes: int | None = None,
+        roundup_power2_divisions: int = 0,
+        garbage_collection_threshold: float = 0.0,
     ) -> None:
-        if budget_bytes is not None:
-            budget_bytes = positive_int(budget_bytes, "budget_bytes", most=EXABYTE)
+        sizes = {
+            "budget_bytes": budget_bytes,
+            "device_bytes": device_bytes,
+            "limit_bytes": limit_bytes,
+            "max_split_bytes": max_split_bytes,
+        }
+        for name, value in sizes.items():
+            if value is not None:
+                positive_int(value, name, most=EXABYTE)
+        if expandable_segments and max_split_bytes is not None:
+            raise InputError("max_split_bytes does not go with expandable segments")
         self.budget_bytes, self.expandable_segments = budget_bytes, bool(expandable_segments)
-        self.allocated_bytes = self.reserved_bytes = 0
+        self._device_bytes, self._limit_bytes = device_bytes, limit_bytes
+        self._max_split_bytes = EXABYTE if max_split_bytes is None else max_split_bytes
+        self._divisions = roundup_power2_divisions
+        self._collected_above = 0
+        if limit_bytes is not None:
+            self._collected_above = int(garbage_collection_threshold * limit_bytes)
+        self.allocated_bytes = self.reserved_bytes = self.flushes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._small, self._large = _Pool(small=True), _Pool(small=False)
+        self._pools: dict[tuple[int, bool], _Pool] = {}
         self._live: dict[int, _Block | None] = {}
-        self._handles, self._next_address = 0, FIRST_ADDRESS
+        self._pending: list[_Block] = []
+        self._handles, self._next_address, self._searches = 0, FIRST_ADDRESS, 0
 
     # --- what callers use -----------------------------------------------------------------
 
-    def allocate(self, nbytes: int, name: str = "") -> int:
+    def allocate(self, nbytes: int, name: str = "", stream: int = 0) -> int:
         """Return a handle for ``nbytes`` bytes, as ``malloc`` serves them; 0 take no memory.
 
-        First a cached block, else new memory; if there is none left, everything cached is
-        returned to the device and new memory is asked for once more.
+        First a cached block of the stream, else new memory; if there is none left, everything
+        cached is returned to the device and new memory is asked for once more.
 
         Raises:
             SimulatedOutOfMemory: the budget cannot serve it. What was cached is gone by then.
@@ -138,12 +174,10 @@ class CachingAllocator:
             raise InputError(f"bytes must be a whole number from 0 to 2**60 - 1, not {nbytes!r}")
         block = None
         if nbytes:
-            size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-            pool = self._small if size <= SMALL_BYTES else self._large
-            block = self._cached(pool, size) or self._new(pool, size)
-            if block is None:
-                self.empty_cache()
-                block = self._new(pool, size)
+            self._finish_pending()
+            size = self._rounded(nbytes)
+            pool = self._pool(stream, small=size <= SMALL_BYTES)
+            block = self._cached(pool, size) or self._new_after_all(pool, size)
             if block is None:
                 raise SimulatedOutOfMemory(nbytes, self.allocated_bytes, self.budget_bytes)
             self._use(block, size, nbytes, name)
@@ -151,29 +185,33 @@ class CachingAllocator:
         self._live[self._handles] = block
         return self._handles
 
+    def record_stream(self, handle: int, stream: int) -> None:
+        """Say that another stream uses a block: once freed, it waits for that stream's work."""
+        block = self._live[self._known(handle)]
+        if block is not None and stream != block.pool.stream:
+            block.streams.add(stream)
+
     def free(self, handle: int) -> None:
-        """Give a block back to the cache, joined with free neighbours (``free_block``)."""
-        if handle not in self._live:
-            raise InputError(f"{handle!r} is not live: never allocated, or freed before")
-        block = self._live.pop(handle)
+        """Give a block back to the cache, joined with free neighbours (``free``)."""
+        block = self._live.pop(self._known(handle))
         if block is None:
             return
         self.allocated_bytes -= block.size
-        block.allocated, block.requested_bytes, block.name = False, 0, ""
-        block.pool.absorb(block, block.prev)
-        block.pool.absorb(block, block.next)
-        block.pool.add(block)
+        block.allocated, block.pending = False, bool(block.streams)
+        if block.pending:
+            self._pending.append(block)
+        else:
+            self._cache(block)
 
     def empty_cache(self) -> None:
         """Return wholly free segments, or pages, to the device (``release_cached_blocks``)."""
-        for pool in (self._large, self._small):
-            if self.expandable_segments:
-                for block in list(pool.free):
+        self._finish_pending()
+        for pool in list(self._pools.values()):
+            for block in list(pool.free):
+                if self.expandable_segments:
                     self._unmap(block)
-                continue
-            whole = [block for block in pool.free if block.prev is block.next is None]
-            pool.free = [block for block in pool.free if block not in whole]
-            self.reserved_bytes -= sum(block.size for block in whole)
+                elif block.prev is block.next is None:
+                    self._release(block)
 
     def segments(self) -> list[dict[str, Any]]:
         """Return the memory held, in the form of ``torch.cuda.memory_snapshot()``, by address.
@@ -181,7 +219,8 @@ class CachingAllocator:
         Of an expandable segment each stretch with memory behind it is one entry.
         """
         held = (block for block in self._live.values() if block is not None)
-        blocks = chain(held, self._small.free, self._large.free)
+        free = chain.from_iterable(pool.free for pool in self._pools.values())
+        blocks = chain(held, self._pending, free)
         heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
         return [self._segment(head) for head in sorted(heads, key=_address)]
 
@@ -193,15 +232,16 @@ class CachingAllocator:
                     "address": block.address,
                     "size": block.size,
                     "requested_size": block.requested_bytes,
-                    "state": "active_allocated" if block.allocated else "inactive",
+                    "state": _state(block),
                     "name": block.name,
                 }
             )
             block = block.next
         return {
             "address": head.address,
+            "stream": head.pool.stream,
             "total_size": sum(b["size"] for b in blocks),
-            "allocated_size": sum(b["size"] for b in blocks if b["state"] != "inactive"),
+            "allocated_size": sum(b["size"] for b in blocks if b["state"] == "active_allocated"),
             "segment_type": "small" if head.pool.small else "large",
             "is_expandable": self.expandable_segments,
             "blocks": blocks,
@@ -209,8 +249,45 @@ class CachingAllocator:
 
     # --- serving a request ----------------------------------------------------------------
 
+    def _known(self, handle: int) -> int:
+        if handle not in self._live:
+            raise InputError(f"{handle!r} is not live: never allocated, or freed before")
+        return handle
+
+    def _pool(self, stream: int, *, small: bool) -> _Pool:
+        if (stream, small) not in self._pools:
+            self._pools[stream, small] = _Pool(stream, small=small)
+        return self._pools[stream, small]
+
+    def _rounded(self, nbytes: int) -> int:
+        """Return the size of the block that serves a request (``round_size``)."""
+        if self._divisions > 1 and nbytes > MIN_BLOCK_BYTES * self._divisions:
+            return _rounded_to_division(nbytes, self._divisions)
+        return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+    def _finish_pending(self) -> None:
+        """Cache the blocks that waited for other streams (``process_events``)."""
+        finished, self._pending = self._pending, []
+        for block in finished:
+            block.pending = False
+            self._cache(block)
+
+    def _cache(self, block: _Block) -> None:
+        """Put a block back into its pool (``free_block``)."""
+        block.requested_bytes, block.name = 0, ""
+        block.streams.clear()
+        block.pool.absorb(block, block.prev)
+        block.pool.absorb(block, block.next)
+        self._add(block)
+
+    def _add(self, block: _Block) -> None:
+        block.cached_at = self._searches
+        block.pool.add(block)
+
     def _cached(self, pool: _Pool, size: int) -> _Block | None:
         """Best fit: the smallest free block, of these the lowest address (``get_free_block``)."""
+        if not pool.small:
+            self._searches += 1
         free = pool.free
         at = bisect_left(free, (size,), key=_size)
         if at == len(free):
@@ -219,18 +296,79 @@ class CachingAllocator:
             # A block at the growing end counts as large as it could become: spare it.
             while at + 1 < len(free) and _room(free[at + 1]) < _room(free[at]):
                 at += 1
+        if size < self._max_split_bytes <= free[at].size:
+            return None
+        if size >= self._max_split_bytes and free[at].size >= size + LARGE_SEGMENT_BYTES:
+            return None
         return free.pop(at)
 
+    def _new_after_all(self, pool: _Pool, size: int) -> _Block | None:
+        """Return a block of new memory; what is cached makes way for it where it must."""
+        if self._collected_above:
+            self._collect_garbage()
+        block = self._new(pool, size)
+        if block is None and self._released_oversize(pool, size):
+            block = self._new(pool, size)
+        if block is None:
+            self.flushes += 1
+            self.empty_cache()
+            block = self._new(pool, size)
+        return block
+
     def _new(self, pool: _Pool, size: int) -> _Block | None:
-        """Return a block of new memory; None if the budget has none left (``alloc_block``)."""
+        """Return a block of new memory; None if there is none left (``alloc_block``)."""
+        segment_bytes = _segment_bytes(size)
+        if (
+            self._limit_bytes is not None
+            and self.reserved_bytes + segment_bytes > self._limit_bytes
+        ):
+            return None
         if self.expandable_segments:
             return self._expanded(pool, size)
-        segment_bytes = _segment_bytes(size)
         if not self._reserve(segment_bytes):
             return None
         block = _Block(pool, self._next_address, segment_bytes, self._next_address)
         self._next_address += segment_bytes
         return block
+
+    def _release(self, block: _Block) -> None:
+        """Return a segment that is one free block to the device (``release_block``)."""
+        block.pool.remove(block)
+        self.reserved_bytes -= block.size
+
+    def _released_oversize(self, pool: _Pool, size: int) -> bool:
+        """Release blocks too large to split, the smallest that is large enough or several from the
+        largest down; say whether that is enough (``release_available_cached_blocks``)."""
+        if self._max_split_bytes == EXABYTE:
+            return False
+        wanted = max(size, self._max_split_bytes)
+        at = bisect_left(pool.free, (wanted,), key=_size)
+        if at < len(pool.free):
+            self._release(pool.free[at])
+            return True
+        released = 0
+        while pool.free and released < wanted and pool.free[-1].size >= self._max_split_bytes:
+            released += pool.free[-1].size
+            self._release(pool.free[-1])
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Release the oldest whole segments when more than the threshold is reserved: those that
+        were cached for at least the average number of searches (``garbage_collect_cached_blocks``).
+        """
+        excess = self.reserved_bytes - self._collected_above
+        whole = [block for block in self._large_free() if block.prev is block.next is None]
+        while excess > 0 and whole:
+            ages = [self._searches - block.cached_at for block in whole]
+            average = sum(ages) / len(ages)
+            old = [block for block, age in zip(whole, ages, strict=True) if age >= average]
+            for block in old:
+                excess -= block.size
+                self._release(block)
+            whole = [block for block in whole if block not in old]
+
+    def _large_free(self) -> Iterator[_Block]:
+        return chain.from_iterable(pool.free for pool in self._pools.values() if not pool.small)
 
     def _reserve(self, nbytes: int) -> bool:
         if self.budget_bytes is not None and self.reserved_bytes + nbytes > self.budget_bytes:
@@ -245,9 +383,9 @@ class CachingAllocator:
         if block.pool.small or self.expandable_segments:
             worth_splitting = rest >= MIN_BLOCK_BYTES
         else:
-            worth_splitting = rest > SMALL_BYTES
+            worth_splitting = rest > SMALL_BYTES and size < self._max_split_bytes
         if worth_splitting:
-            block.pool.add(block.cut(size))
+            self._add(block.cut(size))
         block.allocated, block.requested_bytes, block.name = True, nbytes, name
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
@@ -273,16 +411,17 @@ class CachingAllocator:
     def _expandable(self, pool: _Pool, size: int) -> _Block:
         """Where free and unmapped blocks in a row leave room; the lowest address."""
         for block in pool.unmapped:
-            if block.prev is not None and not block.prev.allocated:
+            if block.prev is not None and not block.prev.in_use:
                 block = block.prev
             room, following = 0, block
-            while room < size and following is not None and not following.allocated:
+            while room < size and following is not None and not following.in_use:
                 room += following.size
                 following = following.next
             if room >= size:
                 return block
         # A new segment: addresses for 1 1/8 of the device's memory. Without a budget, for all.
-        span = 2 * EXABYTE if self.budget_bytes is None else self.budget_bytes * 9 // 8
+        device_bytes = self._device_bytes or self.budget_bytes or 2 * EXABYTE
+        span = device_bytes * 9 // 8
         span = -(-span // pool.page_bytes) * pool.page_bytes
         block = _Block(pool, self._next_address, span, self._next_address)
         block.mapped = False
@@ -331,6 +470,20 @@ def _room(block: _Block) -> int:
     """Return what a block could become: itself and the unmapped addresses behind it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
+
+
+def _state(block: _Block) -> str:
+    if block.pending:
+        return "active_pending_free"
+    return "active_allocated" if block.allocated else "inactive"
+
+
+def _rounded_to_division(nbytes: int, divisions: int) -> int:
+    """Round up to one of the steps into which ``divisions`` divides the space from a power of two
+    to the next (``roundup_power2_next_division``)."""
+    power = 1 << (nbytes.bit_length() - 1)
+    step = power >> (divisions.bit_length() - 1)
+    return -(-nbytes // step) * step
 
 
 def _segment_bytes(size: int) -> int:

@@ -55,6 +55,8 @@ def _record(options: argparse.Namespace) -> int:
             f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
             f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
         )
+    if here.phantom:
+        raise InputError(f"record needs a real GPU, and this {here.name} is a phantom")
     if options.lessons is None and options.headlines is None and not options.accuracy:
         options.lessons, options.headlines, options.accuracy = [], [], True
     chosen = [] if options.lessons is None else lessons.find(options.lessons)
@@ -126,7 +128,8 @@ def _check(folders: Sequence[Path], out: Path) -> int:
     from labkit.recording.review import problems
 
     code = 0
-    folders = folders or sorted(path for path in out.iterdir() if path.is_dir())
+    recorded = [path for path in (*out.iterdir(), *out.glob("phantom/*")) if path.is_dir()]
+    folders = folders or sorted(path for path in recorded if path.name != "phantom")
     for folder in folders:
         found = problems(folder)
         for problem in found or ["valid"]:

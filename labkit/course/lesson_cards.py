@@ -53,6 +53,8 @@ def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
     if for_a_gpu:
         rows.append(("For a GPU", for_a_gpu))
     look, status = (GOOD, "measured") if machine.can_measure else (COOL, "simulated")
+    if machine.phantom:
+        look, status = COOL, "phantom"
     return build_card(look, status, machine.name, body=machine.note, rows=rows).show()
 
 

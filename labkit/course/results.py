@@ -48,6 +48,7 @@ class MachineFields(TypedDict):
     cores: NotRequired[Whole]
     host_memory_bytes: NotRequired[Whole | None]
     in_colab: NotRequired[bool]
+    phantom: NotRequired[bool]
 
 
 class JudgementRecord(TypedDict):
@@ -130,9 +131,10 @@ def impossible(run: Run) -> list[str]:
         problems.append("one step's peak is above the peak of the whole run")
     if run.reserved_bytes is not None and run.reserved_bytes < run.peak_bytes:
         problems.append("it reserved fewer bytes than it allocated")
-    if run.mode == "measured" and run.capacity_bytes and run.peak_bytes > run.capacity_bytes:
+    real = run.mode in ("measured", "phantom")
+    if real and run.capacity_bytes and run.peak_bytes > run.capacity_bytes:
         problems.append("it was measured above the capacity of its device")
-    if run.mode == "simulated" and (run.losses or run.step_seconds):
+    if run.mode in ("simulated", "phantom") and (run.losses or run.step_seconds):
         problems.append("a simulation has neither losses nor seconds")
     if run.oom is not None and run.oom.live_bytes > run.peak_bytes:
         problems.append("more bytes were live when memory ran out than at the peak")

@@ -51,8 +51,7 @@ def claim(id: str, measured: Any, mode: str | None = None) -> Judgement:
         InputError: there is no such claim.
     """
     if mode is None and measured is not None and find(id).needs == "gpu":
-        here = this_machine.machine()
-        mode = f"measured on {here.name}" if here.can_measure else None
+        mode = this_machine.machine().label
     judgement = judge(id, measured, mode)
     judgements[:] = [old for old in judgements if old.claim.id != judgement.claim.id]
     judgements.append(judgement)

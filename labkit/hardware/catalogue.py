@@ -40,6 +40,7 @@ class Gpu:
         unified: whether CPU and GPU share the memory.
         compute_capability: the generation of NVIDIA's hardware as (major, minor), which decides
             what kernels it runs; None for other vendors.
+        multiprocessors: streaming multiprocessors, NVIDIA's SMs; None for other vendors.
         source: title and address of the vendor's document.
         capacity_source: where ``usable_bytes`` was read, or the rule it was derived by.
         note: which rate the TFLOPS are, and other small print.
@@ -56,6 +57,7 @@ class Gpu:
     bf16_native: bool
     unified: bool = False
     compute_capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
     source: str
     capacity_source: str
     note: str

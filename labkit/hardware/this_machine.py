@@ -23,7 +23,7 @@ import torch
 
 from labkit.hardware import catalogue, cuda
 from labkit.hardware.catalogue import Gpu
-from labkit.values import GIB, InputError, format_bytes, positive_int
+from labkit.values import GIB, PHANTOM_VARIABLE, InputError, format_bytes, positive_int
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 _TRACKED = (
@@ -40,6 +40,8 @@ class Machine:
 
     Attributes:
         kind: ``"cuda"``, ``"rocm"``, ``"mps"`` or ``"cpu"``.
+        phantom: the GPU is not there: bytes are those of PyTorch's own CUDA code, but nothing is
+            computed, so that values and seconds say nothing.
         name: of the GPU, or of the processor where there is none.
         capacity_bytes: memory of the GPU as the driver reports it; None on a CPU.
         note: a sentence: what is measured here and what is simulated.
@@ -59,11 +61,19 @@ class Machine:
     cores: int
     host_memory_bytes: int | None
     in_colab: bool
+    phantom: bool = False
 
     @property
     def can_measure(self) -> bool:
-        """Whether memory is measured here on a real GPU."""
+        """Whether experiments run on CUDA here, on a real GPU or a phantom."""
         return self.kind in ("cuda", "rocm")
+
+    @property
+    def label(self) -> str | None:
+        """Where figures of this machine's GPU come from, as `Run.label`; None without a GPU."""
+        if not self.can_measure:
+            return None
+        return f"on a phantom {self.name}" if self.phantom else f"measured on {self.name}"
 
 
 def machine() -> Machine:
@@ -111,13 +121,21 @@ def _cuda_device() -> dict[str, Any]:
     name = torch.cuda.get_device_name()
     capacity_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     through = " through ROCm, which answers PyTorch's CUDA calls" if torch.version.hip else ""
+    phantom = PHANTOM_VARIABLE in os.environ
+    note = f"Measured for real on {name} ({format_bytes(capacity_bytes)}){through}."
+    if phantom:
+        note = (
+            f"A phantom {name} ({format_bytes(capacity_bytes)}): bytes are those of PyTorch's own "
+            "CUDA code; nothing is computed or timed."
+        )
     return {
         "kind": "rocm" if torch.version.hip else "cuda",
         "name": name,
         "capacity_bytes": capacity_bytes,
         # Without this argument the answer is yes even where it is only emulated, as on a T4.
         "bf16_native": torch.cuda.is_bf16_supported(including_emulation=False),
-        "note": f"Measured for real on {name} ({format_bytes(capacity_bytes)}){through}.",
+        "note": note,
+        "phantom": phantom,
     }
 
 

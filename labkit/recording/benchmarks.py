@@ -78,7 +78,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         problems = impossible(self.run) + impossible(self.predicted)
-        if self.run.mode == "simulated" or self.predicted.mode != "simulated":
+        if self.run.mode in ("simulated", "phantom") or self.predicted.mode != "simulated":
             problems.append("it needs a real run, and a simulation as its prediction")
         if self.fitted and not self.run.losses:
             problems.append("it has no losses")

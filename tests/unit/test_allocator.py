@@ -634,3 +634,70 @@ def test_a_replay_takes_a_trace_that_makes_sense():
     log.change(log.hold(100), -101)
     with pytest.raises(InputError, match="event 1 frees 101 bytes of storage 0, which holds 100"):
         replay(log.trace())
+
+
+# --- streams and settings, held to PyTorch's own code in tests/phantom -----------------------
+
+
+@KIND
+def test_a_freed_block_serves_its_own_stream_only(expandable):
+    allocator = CachingAllocator(expandable_segments=expandable)
+    allocator.free(allocator.allocate(30 * MIB, stream=1))
+    held = allocator.reserved_bytes
+    allocator.allocate(30 * MIB, stream=2)
+    assert allocator.reserved_bytes == 2 * held
+    allocator.allocate(30 * MIB, stream=1)
+    assert allocator.reserved_bytes == 2 * held
+
+
+def test_a_block_that_another_stream_uses_is_free_at_the_next_request():
+    allocator = CachingAllocator()
+    first, second = fill(allocator, 4, 4)
+    allocator.record_stream(first, 1)
+    allocator.record_stream(second, 0)  # its own: nothing to wait for
+    allocator.free(first)
+    allocator.free(second)
+    assert allocator.allocated_bytes == 0
+    (segment,) = allocator.segments()
+    assert [block["state"] for block in segment["blocks"]] == ["active_pending_free", "inactive"]
+    allocator.allocate(512)
+    assert in_mib(allocator)[0] == [-20]
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 2 * MIB
+
+
+def test_blocks_too_large_to_split_serve_requests_of_about_their_size():
+    allocator = CachingAllocator(budget_bytes=260 * MIB, max_split_bytes=50 * MIB)
+    (large,) = fill(allocator, 100)
+    allocator.free(large)
+    fill(allocator, 30)
+    assert in_mib(allocator) == [[-100], [30]]
+    fill(allocator, 85)  # within 20 MiB
+    assert in_mib(allocator) == [[100], [30]]
+    for another in fill(allocator, 60, 55):
+        allocator.free(another)
+    fill(allocator, 80)  # the device is full: both are released for it, and nothing else
+    assert in_mib(allocator) == [[100], [30], [80]]
+    assert allocator.flushes == 0
+
+
+def test_sizes_are_rounded_to_divisions_between_powers_of_two():
+    allocator = CachingAllocator(roundup_power2_divisions=4)
+    sizes = []
+    for nbytes in (700, 5000, 1200 << 10, 1 << 21):
+        before = allocator.allocated_bytes
+        allocator.allocate(nbytes)
+        sizes.append(allocator.allocated_bytes - before)
+    assert sizes == [1024, 5120, 1280 << 10, 1 << 21]
+
+
+def test_old_segments_are_collected_above_the_threshold():
+    settings = {"limit_bytes": 200 * MIB, "garbage_collection_threshold": 0.5}
+    allocator = CachingAllocator(**settings)
+    handles = fill(allocator, 40, 50, 60)
+    for handle in handles:
+        allocator.free(handle)
+        fill(allocator, 2)
+    fill(allocator, 70)
+    assert allocator.reserved_bytes <= 100 * MIB + 70 * MIB
+    assert allocator.flushes == 0

@@ -31,6 +31,7 @@ def machine(**changes):
         "cores": 4,
         "host_memory_bytes": 12 << 30,
         "can_measure": True,
+        "phantom": False,
     }
     return types.SimpleNamespace(**{**fields, **changes})
 

@@ -206,13 +206,21 @@ def test_claim_shows_a_card_and_remembers_the_latest(no_records, capsys):
     assert session.judgements[-1].verdict == Verdict.SUPPORTED
 
 
-@pytest.mark.parametrize(("can", "verdict"), [(True, "supported"), (False, "not testable here")])
-def test_without_a_mode_a_gpu_claim_asks_the_machine(no_records, monkeypatch, capsys, can, verdict):
-    here = types.SimpleNamespace(name="NVIDIA T4", can_measure=can)
-    monkeypatch.setattr(this_machine, "machine", lambda: here)
+@pytest.mark.parametrize(
+    ("label", "verdict"),
+    [
+        (GPU_MODE, "supported"),
+        ("on a phantom NVIDIA T4", "not testable here"),
+        (None, "not testable here"),
+    ],
+)
+def test_without_a_mode_a_gpu_claim_asks_the_machine(
+    no_records, monkeypatch, capsys, label, verdict
+):
+    monkeypatch.setattr(this_machine, "machine", lambda: types.SimpleNamespace(label=label))
     judgement = session.claim("ckpt-20-30-slower", 0.25)
     assert judgement.verdict == verdict
-    assert judgement.mode == (GPU_MODE if can else None)
+    assert judgement.mode == label
     assert verdict in capsys.readouterr().out
 
 

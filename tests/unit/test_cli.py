@@ -113,7 +113,7 @@ def test_exit_codes_of_run(capsys, monkeypatch, lesson, tmp_path, status, interr
 
 
 def test_record_needs_a_gpu(capsys, lesson, monkeypatch):
-    here = SimpleNamespace(can_measure=False, name="Some CPU")
+    here = SimpleNamespace(phantom=False, can_measure=False, name="Some CPU")
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     assert "needs a CUDA GPU" in refused(capsys, "record", "--lessons", lesson)
 
@@ -121,7 +121,9 @@ def test_record_needs_a_gpu(capsys, lesson, monkeypatch):
 @pytest.fixture
 def gpu_machine(monkeypatch, tmp_path):
     nbytes = GPUS["h200"].usable_bytes
-    here = SimpleNamespace(can_measure=True, name="NVIDIA H200", versions={}, capacity_bytes=nbytes)
+    here = SimpleNamespace(
+        phantom=False, can_measure=True, name="NVIDIA H200", versions={}, capacity_bytes=nbytes
+    )
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     monkeypatch.chdir(tmp_path)
 

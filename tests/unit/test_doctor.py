@@ -195,7 +195,7 @@ def test_a_missing_compiler_or_deepspeed_is_noted(monkeypatch, check, missing):
     ],
 )
 def test_gpu_and_driver(monkeypatch, driver, visible, cuda, status, remedy):
-    here = SimpleNamespace(can_measure=False, name="A machine", note="it")
+    here = SimpleNamespace(phantom=False, can_measure=False, name="A machine", note="it")
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -209,7 +209,9 @@ def test_gpu_and_driver(monkeypatch, driver, visible, cuda, status, remedy):
 
 
 def test_a_gpu_that_answers_and_fails(monkeypatch):
-    here = SimpleNamespace(can_measure=False, name="CPU", note="could not be used", kind="cpu")
+    here = SimpleNamespace(
+        phantom=False, can_measure=False, name="CPU", note="could not be used", kind="cpu"
+    )
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     [finding] = gpu.check_gpu()
@@ -220,7 +222,7 @@ def test_an_old_gpu_that_others_fill(monkeypatch):
     def ones(*size, device):
         raise RuntimeError("CUDA error: no kernel image is available\nand more")
 
-    here = SimpleNamespace(can_measure=True, name="GTX 1080")
+    here = SimpleNamespace(phantom=False, can_measure=True, name="GTX 1080")
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(torch, "ones", ones)

@@ -79,7 +79,7 @@ def test_every_import_is_declared():
 
 
 HASHED = re.compile(
-    r"([a-z0-9-]+)==([0-9][0-9a-z.]*)( ; [^\\]+)? \\\n"  # name, version, marker
+    r"([a-z0-9-]+)={2,3}([0-9][0-9a-z.]*)( ; [^\\]+)? \\\n"  # name, version, marker
     r"((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"
 )
 
@@ -90,8 +90,12 @@ def test_locks_hold_hashes_and_the_versions_of_the_constraints():
         lines = "".join(line for line in path.open(encoding="utf-8") if not line.startswith("#"))
         assert HASHED.sub("", lines) == "", f"{path.name} holds a line without a hash"
         for name, version, marker, _ in HASHED.findall(lines):
-            assert held.setdefault(name, version) == version
             assert PINS.get(name, version) == version, name
+            if (
+                path.stem == "phantom"
+            ):  # all of it is Linux's, and lies over what the others install
+                continue
+            assert held.setdefault(name, version) == version
             assert name in PINS or marker, f"{name} is not pinned, and not of one system alone"
     assert set(PINS) - set(held) == {"torch"}
 

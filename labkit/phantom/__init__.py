@@ -1,0 +1,1 @@
+"""The phantom GPU: PyTorch's own CUDA code on a GPU that is not there."""

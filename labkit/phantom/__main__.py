@@ -1,0 +1,31 @@
+"""Run Python on a phantom GPU: ``python -m labkit.phantom a100-80gbx8 train.py --epochs 1``."""
+
+import os
+import re
+import sys
+
+from labkit.hardware.catalogue import gpu
+from labkit.phantom.process import environment
+from labkit.values import InputError
+
+USAGE = "usage: python -m labkit.phantom GPU[xCOUNT] SCRIPT|-m MODULE|-c CODE [ARGUMENTS]"
+
+
+def main(arguments: list[str]) -> int:
+    """Replace this process by Python on the GPU named; return 2 where that cannot be."""
+    if len(arguments) < 2:
+        print(USAGE, file=sys.stderr)
+        return 2
+    named, *rest = arguments
+    several = re.fullmatch(r"(.+)x(\d+)", named)
+    name, count = (several[1], int(several[2])) if several else (named, 1)
+    try:
+        variables = environment(gpu(name), count)
+    except InputError as error:
+        print(f"labkit.phantom: {error}", file=sys.stderr)
+        return 2
+    os.execve(sys.executable, [sys.executable, *rest], variables)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

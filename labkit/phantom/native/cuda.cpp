@@ -1,0 +1,617 @@
+// The CUDA runtime and driver of a GPU that is not there.
+//
+// Device memory is address space that nothing may touch, counted per GPU in the driver's pages of
+// 2 MiB. Kernels do nothing. Streams and events exist and are always finished. What is copied from
+// the device reads as zeros. Everything that PyTorch decides by asking (name, compute capability,
+// memory left, pointer attributes) is answered from LABKIT_PHANTOM.
+//
+// Functions that are not here are stubs that say "success"; labkit/phantom/build.py writes them.
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#undef cudaGetDeviceProperties
+
+#define API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr size_t kPageBytes = size_t(2) << 20;
+constexpr int kMostGpus = 16;
+
+struct Gpu {
+  std::string name = "phantom";
+  int major = 8, minor = 0, multiprocessors = 108;
+  size_t shared_bytes = 166912;  // of one block, after opting in
+  size_t total_bytes = size_t(80) << 30, context_bytes = 0;
+  int count = 1;
+};
+
+// LABKIT_PHANTOM holds, separated by semicolons: name, major, minor, multiprocessors, bytes of shared
+// memory per block, bytes in all, bytes of the context, number of GPUs. labkit/phantom/process.py writes it.
+Gpu read_gpu() {
+  Gpu gpu;
+  const char* text = getenv("LABKIT_PHANTOM");
+  if (!text) return gpu;
+  std::vector<std::string> fields;
+  std::string rest(text);
+  for (size_t end; (end = rest.find(';')) != std::string::npos; rest.erase(0, end + 1))
+    fields.push_back(rest.substr(0, end));
+  fields.push_back(rest);
+  if (fields.size() != 8) {
+    fprintf(stderr, "labkit's phantom GPU: LABKIT_PHANTOM has %zu fields, not 8\n", fields.size());
+    abort();
+  }
+  gpu.name = fields[0];
+  gpu.major = atoi(fields[1].c_str());
+  gpu.minor = atoi(fields[2].c_str());
+  gpu.multiprocessors = atoi(fields[3].c_str());
+  gpu.shared_bytes = strtoull(fields[4].c_str(), nullptr, 10);
+  gpu.total_bytes = strtoull(fields[5].c_str(), nullptr, 10);
+  gpu.context_bytes = strtoull(fields[6].c_str(), nullptr, 10);
+  gpu.count = std::min(atoi(fields[7].c_str()), kMostGpus);
+  return gpu;
+}
+
+const Gpu& gpu() {
+  static const Gpu read = read_gpu();
+  return read;
+}
+
+// --- memory ------------------------------------------------------------------------------------
+
+struct Range {
+  size_t bytes;
+  int device;
+};
+
+std::recursive_mutex memory_lock;
+using Locked = std::lock_guard<std::recursive_mutex>;
+std::map<uintptr_t, Range> ranges;  // addresses that belong to a device
+std::map<CUmemGenericAllocationHandle, Range> handles;  // of cuMemCreate
+CUmemGenericAllocationHandle next_handle = 1;
+size_t used_bytes[kMostGpus];
+
+thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local std::vector<char> last_copy;  // to the device: see phantom_last_copy
+
+cudaError_t fail(cudaError_t error) {
+  last_error = error;
+  return error;
+}
+
+size_t whole_pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+bool has_room(int device, size_t bytes) {
+  return used_bytes[device] + bytes + gpu().context_bytes <= gpu().total_bytes;
+}
+
+// Address space without memory behind it. Addresses only grow, as the driver's mostly do: of two free
+// blocks of one size PyTorch's allocator takes that with the lower address.
+void* reserve(size_t bytes) {
+  static uintptr_t next = uintptr_t(1) << 45;
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+  void* mapped = mmap(reinterpret_cast<void*>(next), bytes, PROT_NONE, flags, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  next += whole_pages(bytes);
+  return mapped;
+}
+
+const Range* range_of(const void* pointer) {
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto after = ranges.upper_bound(address);
+  if (after == ranges.begin()) return nullptr;
+  auto& [start, range] = *std::prev(after);
+  return address < start + range.bytes ? &range : nullptr;
+}
+
+// Write zeros, but leave alone whole pages of the host that nothing has touched: they read as zeros
+// already, and offloaded states of a large model would otherwise need real memory.
+void zero_host(void* pointer, size_t bytes) {
+  static const size_t page = sysconf(_SC_PAGESIZE);
+  auto start = reinterpret_cast<uintptr_t>(pointer), end = start + bytes;
+  uintptr_t first = (start + page - 1) / page * page, last = end / page * page;
+  if (first >= last) {
+    memset(pointer, 0, bytes);
+    return;
+  }
+  memset(pointer, 0, first - start);
+  memset(reinterpret_cast<void*>(last), 0, end - last);
+  std::vector<unsigned char> resident((last - first) / page);
+  bool known = mincore(reinterpret_cast<void*>(first), last - first, resident.data()) == 0;
+  for (size_t n = 0; n < resident.size(); n++)
+    if (!known || resident[n] & 1) memset(reinterpret_cast<void*>(first + n * page), 0, page);
+}
+
+void copy(void* target, const void* source, size_t bytes) {
+  Locked locked(memory_lock);
+  bool to_device = range_of(target), from_device = range_of(source);
+  if (to_device && !from_device && bytes <= (size_t(1) << 20)) {
+    auto first = static_cast<const char*>(source);
+    last_copy.assign(first, first + bytes);
+  }
+  if (to_device) return;
+  if (from_device)
+    zero_host(target, bytes);
+  else
+    memmove(target, source, bytes);
+}
+
+}  // namespace
+
+// What was copied to a device last by this thread, of at most 1 MiB. `torch.tensor(..., device="cuda")`
+// copies out of sight of Python's dispatch, so the values that Python follows begin here.
+API size_t phantom_last_copy(const void** first) {
+  *first = last_copy.data();
+  return last_copy.size();
+}
+
+// For NVML's stubs.
+API int phantom_count() { return gpu().count; }
+API const char* phantom_name() { return gpu().name.c_str(); }
+API void phantom_capability(int* major, int* minor) {
+  *major = gpu().major;
+  *minor = gpu().minor;
+}
+API void phantom_memory(int device, unsigned long long* total, unsigned long long* used) {
+  Locked locked(memory_lock);
+  *total = gpu().total_bytes;
+  *used = gpu().context_bytes + used_bytes[device];
+}
+
+API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  Locked locked(memory_lock);
+  size_t rounded = whole_pages(bytes);
+  *pointer = has_room(current_device, rounded) ? reserve(rounded) : nullptr;
+  if (!*pointer) return fail(cudaErrorMemoryAllocation);
+  ranges[reinterpret_cast<uintptr_t>(*pointer)] = {rounded, current_device};
+  used_bytes[current_device] += rounded;
+  return cudaSuccess;
+}
+
+API cudaError_t cudaFree(void* pointer) {
+  if (!pointer) return cudaSuccess;
+  Locked locked(memory_lock);
+  auto found = ranges.find(reinterpret_cast<uintptr_t>(pointer));
+  if (found == ranges.end()) return fail(cudaErrorInvalidValue);
+  munmap(pointer, found->second.bytes);
+  used_bytes[found->second.device] -= found->second.bytes;
+  ranges.erase(found);
+  return cudaSuccess;
+}
+
+API cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) { return cudaMalloc(pointer, bytes); }
+API cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
+
+API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  Locked locked(memory_lock);
+  *total_bytes = gpu().total_bytes;
+  *free_bytes = gpu().total_bytes - gpu().context_bytes - used_bytes[current_device];
+  return cudaSuccess;
+}
+
+API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+  return posix_memalign(pointer, 4096, std::max<size_t>(bytes, 1)) ? fail(cudaErrorMemoryAllocation) : cudaSuccess;
+}
+API cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
+API cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) { return cudaHostAlloc(pointer, bytes, 0); }
+API cudaError_t cudaFreeHost(void* pointer) {
+  free(pointer);
+  return cudaSuccess;
+}
+
+API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  Locked locked(memory_lock);
+  memset(attributes, 0, sizeof *attributes);
+  if (const Range* range = range_of(pointer)) {
+    attributes->type = cudaMemoryTypeDevice;
+    attributes->device = range->device;
+    attributes->devicePointer = const_cast<void*>(pointer);
+  } else {
+    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->device = -1;
+    attributes->hostPointer = const_cast<void*>(pointer);
+  }
+  return cudaSuccess;
+}
+
+API cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes, cudaMemcpyKind) {
+  copy(target, source, bytes);
+  return cudaSuccess;
+}
+API cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  copy(target, source, bytes);
+  return cudaSuccess;
+}
+API cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source, size_t source_pitch,
+                                  size_t width, size_t height, cudaMemcpyKind, cudaStream_t) {
+  for (size_t row = 0; row < height; row++)
+    copy(static_cast<char*>(target) + row * target_pitch, static_cast<const char*>(source) + row * source_pitch, width);
+  return cudaSuccess;
+}
+API cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
+  Locked locked(memory_lock);
+  if (!range_of(pointer)) memset(pointer, value, bytes);
+  return cudaSuccess;
+}
+API cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) {
+  return cudaMemset(pointer, value, bytes);
+}
+API cudaError_t cudaGetSymbolAddress(void** pointer, const void* symbol) {
+  *pointer = const_cast<void*>(symbol);
+  return cudaSuccess;
+}
+
+// --- devices -----------------------------------------------------------------------------------
+
+API cudaError_t cudaGetDeviceCount(int* count) {
+  *count = gpu().count;
+  return cudaSuccess;
+}
+API cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+API cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= gpu().count) return fail(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
+API cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+API cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+// NVIDIA's CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", where
+// PyTorch or Triton ask; the same for every GPU otherwise.
+static int threads_per_multiprocessor() {
+  bool consumer = (gpu().major == 8 && gpu().minor >= 6) || gpu().major == 12;
+  if (gpu().major == 7 && gpu().minor == 5) return 1024;
+  return consumer ? 1536 : 2048;
+}
+
+API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  memset(properties, 0, sizeof *properties);
+  snprintf(properties->name, sizeof properties->name, "%s", gpu().name.c_str());
+  for (int n = 0; n < 16; n++) properties->uuid.bytes[n] = char(n + 1 + device);
+  properties->totalGlobalMem = gpu().total_bytes;
+  properties->major = gpu().major;
+  properties->minor = gpu().minor;
+  properties->multiProcessorCount = gpu().multiprocessors;
+  properties->sharedMemPerBlock = 49152;
+  properties->sharedMemPerBlockOptin = gpu().shared_bytes;
+  properties->sharedMemPerMultiprocessor = gpu().shared_bytes + 1024;
+  properties->reservedSharedMemPerBlock = 1024;
+  properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = 1024;
+  properties->maxThreadsPerMultiProcessor = threads_per_multiprocessor();
+  properties->maxBlocksPerMultiProcessor = 16;
+  properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = 1024;
+  properties->maxThreadsDim[2] = 64;
+  properties->maxGridSize[0] = 2147483647;
+  properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
+  properties->totalConstMem = 65536;
+  properties->l2CacheSize = 40 << 20;
+  properties->memoryBusWidth = 5120;
+  properties->memPitch = 2147483647;
+  properties->textureAlignment = 512;
+  properties->texturePitchAlignment = 32;
+  properties->maxTexture1D = 131072;
+  properties->asyncEngineCount = 3;
+  properties->concurrentKernels = properties->cooperativeLaunch = 1;
+  properties->unifiedAddressing = properties->managedMemory = properties->concurrentManagedAccess = 1;
+  properties->canMapHostMemory = properties->memoryPoolsSupported = 1;
+  properties->pciBusID = device + 1;
+  return cudaSuccess;
+}
+
+// The driver's attributes have the same numbers as the runtime's.
+static int attribute(int which) {
+  switch (which) {
+    case cudaDevAttrComputeCapabilityMajor: return gpu().major;
+    case cudaDevAttrComputeCapabilityMinor: return gpu().minor;
+    case cudaDevAttrMultiProcessorCount: return gpu().multiprocessors;
+    case cudaDevAttrWarpSize: return 32;
+    case cudaDevAttrMaxThreadsPerBlock: return 1024;
+    case cudaDevAttrMaxBlockDimX: return 1024;
+    case cudaDevAttrMaxGridDimX: return 2147483647;
+    case cudaDevAttrMaxSharedMemoryPerBlock: return 49152;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return int(gpu().shared_bytes);
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return int(gpu().shared_bytes) + 1024;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: return threads_per_multiprocessor();
+    case cudaDevAttrMaxRegistersPerBlock: return 65536;
+    case cudaDevAttrMaxRegistersPerMultiprocessor: return 65536;
+    case cudaDevAttrL2CacheSize: return 40 << 20;
+    case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED: return 0;
+    default: return 1;
+  }
+}
+API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  *value = attribute(which);
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = device != peer;
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
+  snprintf(text, bytes, "0000:%02x:00.0", device + 1);
+  return cudaSuccess;
+}
+
+API cudaError_t cudaGetLastError() {
+  cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+API cudaError_t cudaPeekAtLastError() { return last_error; }
+API const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    default: return "not supported by labkit's phantom GPU";
+  }
+}
+API const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    default: return "cudaErrorUnknown";
+  }
+}
+
+// --- kernels -----------------------------------------------------------------------------------
+
+namespace {
+struct Launch {
+  dim3 grid, block;
+  size_t shared_bytes;
+  void* stream;
+};
+thread_local std::vector<Launch> launches;  // between push and pop, around a kernel's host stub
+}  // namespace
+
+API void** __cudaRegisterFatBinary(void*) {
+  static void* binary[4];
+  return binary;
+}
+API void __cudaRegisterFatBinaryEnd(void**) {}
+API void __cudaUnregisterFatBinary(void**) {}
+API void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*) {}
+API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+API char __cudaInitModule(void**) { return 1; }
+API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, void* stream) {
+  launches.push_back({grid, block, shared_bytes, stream});
+  return 0;
+}
+API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, void* stream) {
+  if (launches.empty()) return fail(cudaErrorInvalidValue);
+  Launch launch = launches.back();
+  launches.pop_back();
+  *grid = launch.grid;
+  *block = launch.block;
+  *shared_bytes = launch.shared_bytes;
+  *static_cast<void**>(stream) = launch.stream;
+  return cudaSuccess;
+}
+API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = (cudaKernel_t)function;
+  return cudaSuccess;
+}
+API cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) {
+  function(data);
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data, unsigned) {
+  function(stream, cudaSuccess, data);
+  return cudaSuccess;
+}
+
+// CUB chooses its policy by the architecture a kernel was compiled for, and refuses one that PyTorch's
+// wheel has no code for: the highest of the wheel's that this GPU can run (8.9 runs the code for 8.6).
+static int compiled_for() {
+  int capability = gpu().major * 10 + gpu().minor, best = 75;
+  for (int architecture : {75, 80, 86, 90, 100, 120})
+    if (architecture <= capability) best = architecture;
+  return best;
+}
+API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  memset(attributes, 0, sizeof *attributes);
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->numRegs = 32;
+  attributes->binaryVersion = attributes->ptxVersion = compiled_for();
+  attributes->maxDynamicSharedSizeBytes = 49152;
+  return cudaSuccess;
+}
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
+  *blocks = 2;
+  return cudaSuccess;
+}
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
+  *blocks = 2;
+  return cudaSuccess;
+}
+
+// --- streams and events: whatever is asked of them has happened ---------------------------------
+
+namespace {
+struct Event {
+  double milliseconds;
+};
+double now() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+}  // namespace
+
+API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  *stream = (cudaStream_t)calloc(1, 64);
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+API cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+API cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
+  *priority = 0;
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+static cudaError_t not_capturing(cudaStreamCaptureStatus* status, unsigned long long* id) {
+  *status = cudaStreamCaptureStatusNone;
+  if (id) *id = 0;
+  return cudaSuccess;
+}
+#if CUDART_VERSION >= 13000
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                         cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  return not_capturing(status, id);
+}
+#else
+API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                            cudaGraph_t*, const cudaGraphNode_t**, size_t*) {
+  return not_capturing(status, id);
+}
+API cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                            cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  return not_capturing(status, id);
+}
+#endif
+API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = (cudaEvent_t) new Event{now()};
+  return cudaSuccess;
+}
+API cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+API cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete (Event*)event;
+  return cudaSuccess;
+}
+API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  ((Event*)event)->milliseconds = now();
+  return cudaSuccess;
+}
+API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
+API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  *milliseconds = float(((Event*)end)->milliseconds - ((Event*)start)->milliseconds);
+  return cudaSuccess;
+}
+
+// --- the driver ---------------------------------------------------------------------------------
+
+API CUresult cuDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetCount(int* count) {
+  *count = gpu().count;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
+  *value = attribute(which);
+  return CUDA_SUCCESS;
+}
+API CUresult cuGetErrorString(CUresult error, const char** text) {
+  *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "not supported by labkit's phantom GPU";
+  return CUDA_SUCCESS;
+}
+API CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = (CUcontext)0x1000;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) { return cuCtxGetCurrent(context); }
+API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+  if (flags) *flags = 0;
+  if (active) *active = 1;
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
+  *bytes = kPageBytes;
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+  Locked locked(memory_lock);
+  void* address = reserve(bytes);
+  if (!address) return CUDA_ERROR_OUT_OF_MEMORY;
+  ranges[reinterpret_cast<uintptr_t>(address)] = {bytes, current_device};
+  *pointer = reinterpret_cast<CUdeviceptr>(address);
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
+  Locked locked(memory_lock);
+  ranges.erase(pointer);
+  munmap(reinterpret_cast<void*>(pointer), bytes);
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* wanted,
+                         unsigned long long) {
+  Locked locked(memory_lock);
+  int device = wanted ? wanted->location.id : current_device;
+  if (!has_room(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  used_bytes[device] += bytes;
+  handles[next_handle] = {bytes, device};
+  *handle = next_handle++;
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  Locked locked(memory_lock);
+  auto found = handles.find(handle);
+  if (found == handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  used_bytes[found->second.device] -= found->second.bytes;
+  handles.erase(found);
+  return CUDA_SUCCESS;
+}
+API CUresult cuPointerGetAttribute(void* value, CUpointer_attribute, CUdeviceptr) {
+  memset(value, 0, sizeof(int));
+  return CUDA_SUCCESS;
+}
+API CUresult phantom_unsupported() { return CUDA_ERROR_NOT_SUPPORTED; }
+
+// PyTorch reaches the driver by name only.
+API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                                 cudaDriverEntryPointQueryResult* status) {
+  *function = dlsym(RTLD_DEFAULT, name);
+  if (!*function) *function = reinterpret_cast<void*>(phantom_unsupported);
+  if (status) *status = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+API cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,
+                                        cudaDriverEntryPointQueryResult* status) {
+  return cudaGetDriverEntryPointByVersion(name, function, 0, flags, status);
+}

@@ -1,0 +1,294 @@
+"""Follow the values of small tensors on a GPU that computes nothing.
+
+Programs read small tensors to decide what to do: is the mask all true, how many tokens are there,
+at which places. `KnownValues` keeps a copy on the CPU, the twin, of each small whole-number or
+boolean tensor, and of floating-point tensors of a few elements. It does every operation on known
+inputs a second time on the twins, and answers from them. What is computed from unknown values,
+losses for example, is unknown, and reads as zero.
+
+Limits: twins belong to whole storages, so that views and writes through them agree. What a thread
+that Python code starts itself does is not followed.
+"""
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+MOST_ELEMENTS = 1 << 20
+MOST_FLOATS = 16
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+aten = torch.ops.aten
+#: Shapes of their results depend on values, so the result is made from the twin's.
+SHAPED_BY_VALUES = {
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.bincount.default,
+    aten.repeat_interleave.Tensor,
+    aten.index.Tensor,
+}
+#: They write all of their first argument and read nothing of it.
+OVERWRITES = {
+    aten.copy_.default,
+    aten.zero_.default,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+}
+#: They leave memory as it is, which reads as zeros.
+UNINITIALIZED = {
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
+#: They give a tensor another storage, whose values stay as they are.
+SETS_STORAGE = {getattr(aten.set_, name) for name in aten.set_.overloads()}
+
+
+class KnownValues(TorchDispatchMode):
+    """Follow small tensors while it is active; see the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._twins: dict[int, tuple[StorageWeakRef, torch.UntypedStorage]] = {}
+        self._purge_at = 1024
+        self._written: dict[Any, tuple[int, ...]] = {}  # by operator: positions of what it writes
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: otherwise Dynamo compiles nothing while a mode is active."""
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is aten._local_scalar_dense.default:
+            twin = self.twin(args[0])
+            return func(args[0] if twin is None else twin)
+        if func in SETS_STORAGE:
+            return func(*args, **kwargs)
+        if func.overloadpacket in UNINITIALIZED:
+            return self._empty(func(*args, **kwargs))
+        if func.namespace == "c10d":
+            return self._collective(func, args, kwargs)
+        if func is aten.lift_fresh.default:
+            return self._lifted(func(*args))
+        tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        if not any(tensor.is_cuda for tensor in tensors):
+            out = func(*args, **kwargs)
+            if tensors:
+                return self._moved(func, args, kwargs, out)
+            return self._factory(func, args, kwargs, out)
+        if func in OVERWRITES:
+            self._begin(args[0])
+        if func is aten.index.Tensor:
+            args = self._places(args)
+            tensors = list(_tensors(args))
+        known = all(map(_followed, tensors)) and all(self.twin(t) is not None for t in tensors)
+        if not known or torch.Tag.nondeterministic_seeded in func.tags:
+            out = func(*args, **kwargs)
+            self._forget(func, args, kwargs)
+            return out
+        if func in SHAPED_BY_VALUES:
+            values = self._on_twins(func, args, kwargs)
+            device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+            return tree_map(lambda value: self._made(value, device), values)
+        out = func(*args, **kwargs)
+        self._follow(func, args, kwargs, out)
+        return out
+
+    def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the CPU's tensor with the values of ``tensor``; None if they are unknown."""
+        if not tensor.is_cuda:
+            return tensor
+        if type(tensor) not in PLAIN:
+            return None
+        storage = tensor.untyped_storage()
+        _, twin = self._twins.get(storage._cdata, (None, None))
+        if twin is None or twin.nbytes() != storage.nbytes():  # resized since
+            return None
+        return _view(twin, tensor)
+
+    def print_what_is_known(self) -> None:
+        """Make tensors of the GPU print their known values, and say so where they are unknown:
+        printing switches dispatch modes off and would show zeros."""
+        plain = torch.Tensor.__repr__
+
+        def shown(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+            if tensor.is_cuda and type(tensor) in PLAIN and tensor_contents is None:
+                twin = self.twin(tensor.detach())
+                tensor_contents = "values unknown on a phantom GPU"
+                if twin is not None:
+                    tensor_contents = torch._tensor_str._tensor_str(twin, len("tensor("))
+            return plain(tensor, tensor_contents=tensor_contents)
+
+        torch.Tensor.__repr__ = shown
+
+    # --- what becomes known ----------------------------------------------------------------------
+
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Take ``value`` as what ``tensor``, and every view of its storage, holds."""
+        storage = tensor.untyped_storage()
+        twin = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+        _view(twin, tensor).copy_(value)
+        if len(self._twins) >= self._purge_at:
+            self._twins = {k: pair for k, pair in self._twins.items() if not pair[0].expired()}
+            self._purge_at = max(1024, 2 * len(self._twins))
+        # The weak reference keeps the key from being used for another storage.
+        self._twins[storage._cdata] = (StorageWeakRef(storage), twin)
+
+    def _made(self, value: Any, device: torch.device) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = torch.empty(value.shape, dtype=value.dtype, device=device)
+        self.remember(made, value)
+        return made
+
+    def _begin(self, tensor: torch.Tensor) -> None:
+        """Take a tensor that is about to be overwritten as zeros, if it is all of its storage."""
+        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        if whole and tensor.is_cuda and _followed(tensor) and self.twin(tensor) is None:
+            self.remember(tensor, torch.zeros((), dtype=tensor.dtype))
+
+    def _empty(self, out: torch.Tensor) -> torch.Tensor:
+        if out.is_cuda and _followed(out):
+            self.remember(out, torch.zeros((), dtype=out.dtype))
+        return out
+
+    def _factory(self, func, args, kwargs, out):
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if not random and isinstance(out, torch.Tensor) and out.is_cuda and _followed(out):
+            self.remember(out, self._on_twins(func, args, kwargs))
+        return out
+
+    def _moved(self, func, args, kwargs, out):
+        """Remember what an operation on tensors of the CPU put on a GPU: a copy, for example."""
+        made = [each for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor)]
+        if any(each.is_cuda and _followed(each) for each in made):
+            self._follow(func, args, kwargs, out)
+        return out
+
+    def _lifted(self, out: torch.Tensor) -> torch.Tensor:
+        """Ask the runtime for values that ``torch.tensor(..., device="cuda")`` copied unseen."""
+        if out.is_cuda and _followed(out) and self.twin(out) is None:
+            data = _last_copy()
+            if len(data) == out.numel() * out.element_size() and data:
+                value = torch.frombuffer(bytearray(data), dtype=out.dtype)
+                self.remember(out, value.reshape(out.shape))
+        return out
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def _on_twins(self, func, args, kwargs) -> Any:
+        def swap(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return self.twin(value)
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
+            return value
+
+        flat, spec = tree_flatten((args, kwargs))
+        twin_args, twin_kwargs = tree_unflatten([swap(value) for value in flat], spec)
+        if twin_kwargs.get("pin_memory"):
+            twin_kwargs["pin_memory"] = False
+        return func(*twin_args, **twin_kwargs)
+
+    def _follow(self, func, args, kwargs, out) -> None:
+        try:
+            values = self._on_twins(func, args, kwargs)
+        except (RuntimeError, NotImplementedError):  # nothing of this kind on the CPU
+            self._forget(func, args, kwargs)
+            return
+        for made, value in zip(tree_flatten(out)[0], tree_flatten(values)[0], strict=True):
+            if not isinstance(made, torch.Tensor) or made.shape != value.shape:
+                continue
+            if not made.is_cuda:
+                if made is not value:
+                    made.copy_(value)
+            elif _followed(made) and self.twin(made) is None:
+                self.remember(made, value)
+
+    def _forget(self, func, args, kwargs) -> None:
+        """What an operation on unknown values has written to is no longer known."""
+        names = self._written.get(func)
+        if names is None:
+            arguments = func._schema.arguments
+            names = self._written[func] = tuple(
+                (place, argument.name)
+                for place, argument in enumerate(arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            )
+        for place, name in names:
+            value = args[place] if place < len(args) else kwargs.get(name)
+            for tensor in _tensors([value]):
+                if tensor.is_cuda and type(tensor) in PLAIN:
+                    self._twins.pop(tensor.untyped_storage()._cdata, None)
+
+    def _places(self, args) -> tuple:
+        """Replace known masks among the indices by the places that they select."""
+        indices = []
+        for index in args[1]:
+            mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+            twin = self.twin(index) if mask else None
+            if twin is None:
+                indices.append(index)
+            else:
+                indices += [self._made(place, index.device) for place in twin.nonzero().unbind(1)]
+        return (args[0], indices, *args[2:])
+
+    def _collective(self, func, args, kwargs):
+        """Ranks are alike: what the others send is what this one has."""
+        out = func(*args, **kwargs)
+        name = func._schema.name
+        if name == "c10d::allgather_":
+            for targets, source in zip(args[0], args[1], strict=True):
+                for target in targets:
+                    self._copied(target, source)
+        elif name == "c10d::_allgather_base_":
+            self._copied(args[0], args[1])
+        elif name not in ("c10d::broadcast_", "c10d::barrier"):
+            self._forget(func, args, kwargs)
+        return out
+
+    def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        value = self.twin(source) if _followed(source) else None
+        if value is not None and _followed(target):
+            times = target.numel() // max(1, value.numel())
+            self.remember(target, value.flatten().repeat(times).view(target.shape))
+
+
+def _followed(tensor: torch.Tensor) -> bool:
+    if type(tensor) not in PLAIN:
+        return False
+    small = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() <= (MOST_FLOATS if small else MOST_ELEMENTS)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _view(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty(0, dtype=like.dtype)
+    return empty.set_(storage, like.storage_offset(), like.shape, like.stride())
+
+
+def _last_copy() -> bytes:
+    """Return the bytes that this thread copied to the GPU last; see native/cuda.cpp."""
+    runtime = ctypes.CDLL(None)
+    first = ctypes.c_void_p()
+    runtime.phantom_last_copy.restype = ctypes.c_size_t
+    size = runtime.phantom_last_copy(ctypes.byref(first))
+    return ctypes.string_at(first, size) if size else b""

@@ -1,0 +1,56 @@
+"""Tests on a phantom GPU: `make test-phantom` starts them on an A100, others leave them out."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.values import PHANTOM_VARIABLE
+
+HERE = Path(__file__).parent
+if PHANTOM_VARIABLE not in os.environ:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture
+def on_phantom():
+    """Run Python on a phantom GPU of another kind; what it prints, or fails with."""
+
+    def run(gpu: str, *arguments: object, fails: bool = False, **variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "labkit.phantom", gpu, *map(str, arguments)],
+            env=os.environ | {"LD_PRELOAD": ""} | variables,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+BITSANDBYTES_TABLE = 1024
+"""Of 256 numbers, which the library keeps on the GPU once it has quantized an optimizer's state."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """After each test the allocator holds nothing, once its cache is emptied."""
+    yield
+    assert left() == 0
+
+
+def left() -> int:
+    """Bytes that stay allocated after all that a program can free, bitsandbytes' table aside."""
+    import torch
+
+    from labkit.hardware import cuda
+
+    cuda.cuda_memory.clear_workspaces()
+    cuda.free_memory()
+    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    assert reserved == (2 << 20 if held else 0)
+    return 0 if held == BITSANDBYTES_TABLE else held

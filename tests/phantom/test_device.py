@@ -1,0 +1,104 @@
+"""What a phantom GPU says of itself, and that it is full when it is full."""
+
+import json
+import re
+
+import pytest
+import torch
+from conftest import left
+
+import labkit as lab
+
+ABOUT = """
+import json, torch
+properties = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+print(json.dumps([
+    [p.name, [p.major, p.minor], p.multi_processor_count, p.total_memory,
+    p.shared_memory_per_block_optin, *torch.cuda.mem_get_info(n)]
+    for n, p in enumerate(properties)
+]))
+"""
+
+
+@pytest.mark.parametrize("named", ["t4", "rtx-4090x2", "h100x16", "b200"])
+def test_it_is_the_gpu_of_the_catalogue(on_phantom, named):
+    key, count = re.fullmatch(r"(.+?)(?:x(\d+))?", named).groups()
+    gpu = lab.gpu(key)
+    found = json.loads(on_phantom(named, "-c", ABOUT))
+    assert len(found) == int(count or 1)
+    for name, capability, multiprocessors, total_bytes, shared_bytes, free_bytes, total in found:
+        assert name == gpu.name
+        assert tuple(capability) == gpu.compute_capability
+        assert multiprocessors == gpu.multiprocessors
+        assert total_bytes == total == gpu.usable_bytes
+        assert free_bytes == gpu.budget_bytes
+        assert 64 << 10 <= shared_bytes <= 227 << 10
+
+
+NVML = """
+import pynvml, torch
+x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+assert memory.total == torch.cuda.mem_get_info()[1], memory.total
+assert memory.free == torch.cuda.mem_get_info()[0], memory.free
+assert pynvml.nvmlDeviceGetCount() == torch.cuda.device_count()
+assert pynvml.nvmlDeviceGetUtilizationRates(handle).gpu == 0
+print(pynvml.nvmlDeviceGetName(handle))
+"""
+
+
+def test_nvml_agrees(on_phantom):
+    pytest.importorskip("pynvml")
+    assert on_phantom("l4x3", "-c", NVML).strip() == lab.gpu("l4").name
+
+
+def test_a_full_gpu_says_so_in_pytorchs_words_and_goes_on():
+    left()
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    for _ in range(200):
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 90\.00 GiB") as caught:
+            torch.empty(90 << 30, dtype=torch.uint8, device="cuda")
+    assert f"total capacity of {total_bytes / 2**30:.2f} GiB" in str(caught.value)
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] == free_bytes
+    whole = torch.empty(free_bytes // (2 << 20) * (2 << 20), dtype=torch.uint8, device="cuda")
+    assert torch.cuda.mem_get_info()[0] < 2 << 20
+    del whole
+    torch.cuda.empty_cache()
+
+
+def test_eighty_gigabytes_take_no_memory_of_the_host():
+    import psutil
+
+    before = psutil.Process().memory_info().rss
+    full = torch.zeros(75 << 30, dtype=torch.uint8, device="cuda")
+    full += 1
+    host = torch.empty(8 << 30, dtype=torch.uint8)
+    host.copy_(full[: 8 << 30])  # as offloaded states come back: pages nobody touched stay away
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+    del full, host
+    torch.cuda.empty_cache()
+
+
+def test_a_device_that_is_not_there_and_two_that_are(on_phantom):
+    said = on_phantom("t4", "-c", "import torch; torch.empty(1, device='cuda:1')", fails=True)
+    assert "invalid device ordinal" in said
+    code = """if True:
+        import torch
+        x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:1")
+        assert torch.cuda.memory_allocated(0) == 0 and torch.cuda.memory_allocated(1) == 1 << 30
+        assert torch.arange(4, device="cuda:0").to("cuda:1").tolist() == [0, 1, 2, 3]
+    """
+    on_phantom("t4x2", "-c", code)
+
+
+def test_snapshots_and_statistics_are_pytorchs_own(tmp_path):
+    torch.cuda.memory._record_memory_history()
+    x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot"))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert (tmp_path / "snapshot").stat().st_size > 1000
+    assert "allocated memory" in torch.cuda.memory_summary().lower()
+    del x

@@ -1,0 +1,68 @@
+"""labkit measures on a phantom GPU as on a real one, and estimates what it measures."""
+
+import pytest
+import torch
+from conftest import left
+
+import labkit as lab
+from benchmarks.setups import GPU_RECIPES
+from labkit.course.verdicts import Verdict
+from labkit.doctor.gpu import check_gpu
+from labkit.hardware import this_machine
+from labkit.tracker import track
+
+#: One for each kind of thing that estimates must know, the small models'.
+CHOSEN = [
+    "SmolLM2-135M, 4 × 1024, fp32, adamw",
+    "SmolLM2-135M, 4 × 1024, fp32, adamw, optimizer in backward",
+    "SmolLM2-135M, 4 × 1024, fp32, adamw, activations on the host",
+    "SmolLM2-135M, 4 × 1024, amp-fp16, adamw",
+    "SmolLM2-135M, 4 × 1024, bf16, adamw8bit",
+    "Qwen2.5-0.5B, 2 × 1024, bf16, adamw, checkpointing, LoRA 16, int8",
+    "Qwen2.5-0.5B, 2 × 1024, bf16, adamw, checkpointing, weights on the host",
+    "Llama-3.2-1B, 4 × 2048, bf16, paged-adamw8bit, checkpointing, LoRA 16, nf4-double, "
+    "chunked loss",
+]
+
+
+def test_all_recipes_one_after_the_other_are_estimated_and_nothing_stays():
+    gpu = this_machine.this_gpu()
+    for name in CHOSEN:
+        model, recipe = GPU_RECIPES[name]
+        run = lab.measure(lab.training(model, recipe))
+        estimate = lab.estimate(model, gpu=gpu, recipe=recipe).run
+        assert run.mode == "phantom"
+        assert run.label == "on a phantom NVIDIA A100 SXM 80 GB"
+        assert run.losses == run.step_seconds == ()
+        assert estimate.peak_bytes == pytest.approx(run.peak_bytes, rel=0.005), name
+        assert estimate.reserved_bytes == pytest.approx(run.reserved_bytes, rel=0.02), name
+        assert left() == 0, name
+
+
+def test_the_machine_says_that_it_is_a_phantom():
+    here = this_machine.machine()
+    assert here.phantom
+    assert here.label == f"on a phantom {here.name}"
+    assert "nothing is computed" in here.note
+
+    [finding] = check_gpu()
+    assert finding.text == here.note
+    # A claim that needs a GPU is not judged by what a phantom times.
+    assert lab.claim("pinned-faster", 2.0).verdict == Verdict.NOT_TESTABLE
+
+
+def test_an_experiment_that_does_not_fit_says_where():
+    run = lab.measure(lab.training("Llama-3.1-8B", lab.Recipe(precision="fp32")))
+    assert run.oom is not None
+    assert run.oom.step == 1
+    assert run.oom.live_bytes > 60 << 30
+
+
+def test_the_tracker_sees_what_the_allocator_counts():
+    before = torch.cuda.memory_allocated()
+    with track(device="cuda:0") as tracker:
+        x = torch.zeros(1 << 20, device="cuda")
+        y = [x * n for n in range(5)]
+    allocated_bytes = torch.cuda.memory_allocated() - before
+    assert tracker.trace().peak().total_bytes == 6 * (4 << 20) == allocated_bytes
+    del x, y

@@ -1,0 +1,140 @@
+"""Small values are followed on the CPU, so that control flow goes the way a GPU would take."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+
+def arithmetic(device):
+    x = torch.arange(12, device=device).view(3, 4)
+    return (x * 2 + 1) % 5, x.sum(dim=1), x.T.contiguous(), x.max(), x.cumsum(0)
+
+
+def masks(device):
+    tokens = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 0]], device=device)
+    mask = (tokens != 0).long()
+    return mask, mask.sum(-1), (mask[:, -1] == 0).all(), mask.bool()[:, None, None, :]
+
+
+def shapes_from_values(device):
+    x = torch.tensor([0, 3, 0, 3, 1], device=device)
+    values, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    return x.nonzero(), x[x > 0], values, inverse, counts, torch.bincount(x), torch.where(x > 0)
+
+
+def writes_through_views(device):
+    x = torch.zeros(4, 4, dtype=torch.int64, device=device)
+    x[1] = 7
+    x[:, 2].add_(1)
+    x.view(-1)[0] = 5
+    row = x[3]
+    row.fill_(9)
+    x[x == 7] = 8
+    return x, x.tolist()
+
+
+def copies(device):
+    x = torch.tensor([1, 2, 3]).to(device)
+    y = torch.empty_like(x)
+    y.copy_(x + 1, non_blocking=True)
+    z = torch.zeros(3, dtype=torch.int64)
+    z.copy_(y)
+    return x.clone(), y.cpu(), z, copy.deepcopy(x), torch.stack([x, y]), x.to(torch.int32)
+
+
+def reading(device):
+    x = torch.tensor([4, 2, 9], device=device)
+    lengths = [int(n) for n in x]
+    return x.argmax().item(), x[1].item(), lengths, bool((x > 1).all()), x.tolist(), len(x)
+
+
+def few_floats(device):
+    scale = torch.full((), 65536.0, device=device)
+    return scale * 0.5, torch.tensor(3.5, device=device).item(), torch.ones(4, device=device).sum()
+
+
+def packing(device):
+    lengths = torch.tensor([3, 5, 2], device=device)
+    starts = F.pad(lengths.cumsum(0), (1, 0))
+    ids = torch.repeat_interleave(torch.arange(3, device=device), lengths)
+    return starts, ids, starts.diff(), int(lengths.max())
+
+
+def one_hot_and_scatter(device):
+    x = torch.tensor([1, 0, 2], device=device)
+    counts = torch.zeros(3, dtype=torch.int64, device=device).scatter_add_(0, x, torch.ones_like(x))
+    return F.one_hot(x), counts, x.sort(), torch.isin(x, torch.tensor([0, 2], device=device))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        arithmetic,
+        masks,
+        shapes_from_values,
+        writes_through_views,
+        copies,
+        reading,
+        few_floats,
+        packing,
+        one_hot_and_scatter,
+    ],
+)
+def test_what_is_known_is_as_on_the_cpu(of):
+    flat = torch.utils._pytree.tree_leaves
+    for found, right in zip(flat(of("cuda")), flat(of("cpu")), strict=True):
+        if isinstance(right, torch.Tensor):
+            assert found.shape == right.shape
+            assert torch.equal(found.cpu(), right)
+        else:
+            assert found == right
+
+
+def test_what_is_unknown_reads_as_zero_and_says_so():
+    x = torch.randn(1000, device="cuda")
+    assert x.sum().item() == 0
+    assert "unknown on a phantom GPU" in repr(x)
+    mask = torch.tensor([1, 1, 0], device="cuda")
+    assert "[1, 1, 0]" in repr(mask)
+    mask.copy_(x[:3] > 0)  # overwritten by what is unknown
+    assert "unknown" in repr(mask)
+    mask.fill_(2)
+    assert mask.tolist() == [2, 2, 2]
+
+
+def test_a_storage_that_was_freed_is_not_remembered_for_another():
+    for n in range(2000):
+        x = torch.full((4,), n, device="cuda")
+        assert x.sum().item() == 4 * n
+        del x
+        assert torch.empty(4, dtype=torch.int64, device="cuda").sum().item() == 0
+
+
+def test_backward_in_autograds_thread_and_data_parallel_loops_go_on():
+    weight = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(2):
+        with torch.autocast("cuda", torch.float16):
+            loss = (torch.ones(4, 8, device="cuda") @ weight).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def test_fake_tensors_and_the_tracker_work_beside_it():
+    from torch._subclasses import FakeTensorMode
+
+    from labkit.tracker import Tracker
+
+    with FakeTensorMode():
+        assert torch.ones(3, device="cuda").sum().shape == ()
+    with Tracker(device="cuda:0") as tracker:
+        x = torch.zeros(1000, dtype=torch.int64, device="cuda")
+        assert x.sum().item() == 0
+    assert tracker.trace().peak().total_bytes == 8008

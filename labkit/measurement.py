@@ -51,7 +51,7 @@ def measure(
     """
     steps = positive_int(steps, "steps")
     parameters = check_arguments(experiment, parameters, steps=steps)
-    cuda.free_memory()
+    cuda.free_memory()  # cuBLAS's workspaces, too: each run has its own
     job = _Measurement(experiment, steps, parameters, tracked=track)
     try:
         with nullcontext() if job.on_gpu else no_cuda():
@@ -82,8 +82,6 @@ class _Measurement:
         self.peaks: list[int] = []
         self.oom: OutOfMemory | None = None
         self.reserved_bytes: int | None = None
-        # cuBLAS keeps its workspace from the first product on: count it in each run.
-        self.cuda.clear_workspaces()
         self.base_bytes = (self.cuda.allocated() or 0) if self.on_gpu else 0
         self.tracker: Tracker | None = None
         if tracked:

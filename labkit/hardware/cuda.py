@@ -101,8 +101,9 @@ def free_memory() -> None:
     """Free everything that only a finished error or the cache still holds.
 
     After an exception the interpreter and Jupyter keep its traceback, and with it every tensor in
-    every frame. This forgets it, collects garbage and returns cached blocks to the driver, and on
-    Linux what glibc's heap keeps of freed host memory to the system.
+    every frame. This forgets it, collects garbage, frees the workspaces that cuBLAS keeps, and
+    returns cached blocks to the driver, and on Linux what glibc's heap keeps of freed host memory
+    to the system.
 
     Limits: tensors that you hold by name, or in Jupyter's ``Out``, stay. Call it outside the
     ``except`` block, where the exception is still alive.
@@ -115,6 +116,7 @@ def free_memory() -> None:
         shell.InteractiveTB.tb = None
         shell.last_execution_result = None
     gc.collect()
+    cuda_memory.clear_workspaces()
     cuda_memory.empty_cache()
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "malloc_trim"):  # glibc alone has it

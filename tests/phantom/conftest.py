@@ -49,7 +49,6 @@ def left() -> int:
 
     from labkit.hardware import cuda
 
-    cuda.cuda_memory.clear_workspaces()
     cuda.free_memory()
     held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     assert reserved == (2 << 20 if held else 0)

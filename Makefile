@@ -174,6 +174,7 @@ $(PHANTOM)/.built: .ci/locked/phantom.txt $(STAMP)
 	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
 		> "$$(echo $(PHANTOM)/lib/python*/site-packages)/below.pth"
 	$(PHANTOM)/bin/python -m pip install --quiet --require-hashes --no-deps -r .ci/locked/phantom.txt
+	ln -s "$(abspath $(VENV))/share" $(PHANTOM)/share # Jupyter's templates and kernels
 	@touch $@
 
 # What only tests and the site need beside that: a driver for the system's browser, JupyterHub with

@@ -122,12 +122,14 @@ def losses(
     if name is None:
         settings = ", ".join(f"{key}={value}" for key, value in parameters.items())
         name = ": ".join(filter(None, [name_of(experiment), settings]))
-    return Losses(name, whole, tuple(curves), this_machine.machine().name)
+    here = this_machine.machine()
+    return Losses(name, whole, tuple(curves), "the CPU" if here.phantom else here.name)
 
 
 def _train(experiment: Experiment, steps: int, parameters: dict[str, Any]) -> tuple[float, ...]:
     cuda.free_memory()
-    device = this_machine.device()
+    # A phantom GPU computes no losses.
+    device = torch.device("cpu") if this_machine.machine().phantom else this_machine.device()
     run = Steps(experiment, device, parameters)
     curve: list[torch.Tensor] = []
     with half_products(device) as products, closing(run):

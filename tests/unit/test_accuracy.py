@@ -4,6 +4,7 @@ import gc
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from labkit.hardware import catalogue, this_machine
 from labkit.measurement import _cpu_record, allocator_peak
 from labkit.models.config import find_config
 from labkit.plan.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
-from labkit.recording.accuracy import AccuracyTable
+from labkit.recording import review
+from labkit.recording.accuracy import AccuracyTable, recorded
 from labkit.recording.accuracy import load as read_back
 from labkit.trace import Category
 from labkit.tracker import track
@@ -198,6 +200,24 @@ def test_the_stored_table_reads_back(tmp_path):
     assert [Row(**row) for row in record["rows"]] == ROWS
     assert read_back(path).rows == tuple(ROWS)
     assert record["schema"] == AccuracyTable.schema
+
+
+def test_the_readme_shows_what_phantoms_recorded(capsys):
+    assert accuracy.main(["--recorded"]) == 0
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in readme
+
+
+def test_a_phantoms_table_lies_apart(tmp_path, monkeypatch):
+    here = replace(this_machine.machine(), kind="cuda", name="NVIDIA T4", phantom=True)
+    monkeypatch.setattr(this_machine, "machine", lambda: here)
+    path = accuracy.store(ROWS, tmp_path)
+    assert path == tmp_path / "phantom" / "t4" / "accuracy.json"
+    assert read_back(path).machine["kind"] == "phantom"
+    assert review.problems(path.parent) == []
+    assert recorded(tmp_path) == {}  # of real GPUs
+    path.parent.rename(tmp_path / "t4")
+    assert "not on a GPU that is measured" in review.problems(tmp_path / "t4")[0]
 
 
 def test_the_command_line(capsys, tmp_path):

@@ -6,8 +6,9 @@ timed. For a GPU the log is then replayed through PyTorch's caching allocator, w
 that its libraries take from it: that gives reserved memory, and the request that would fail.
 
 Limits: values do not exist, so an experiment must not ask for one (``.item()``, ``if loss > 3``);
-losses are left out; a batch is taken to hold no padding and one text per row. Kernels' own
-workspaces are not simulated, cuBLAS's apart; the CUDA context is set aside in the capacity.
+losses are left out; a batch is taken to hold no padding and one text per row. Of kernels' own
+workspaces those of cuBLAS, flash attention and sums are simulated; the CUDA context is set aside in
+the capacity.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from labkit.allocator.reductions import reduction_workspaces
 from labkit.allocator.replay import replay
 from labkit.allocator.workspaces import with_workspaces
 from labkit.experiment import Experiment, Steps, check_arguments, name_of, plain_parameters
@@ -126,6 +128,8 @@ def simulated_log(
         refuse_type_checks(experiment)
     device = GPU_DEVICE if gpu else torch.device("cpu")
     tracker = track(device=str(device), work=True)
+    if gpu:
+        tracker.workspaces = partial(reduction_workspaces, gpu=gpu)
     with contextlib.ExitStack() as stack:
         gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
         stack.callback(gc.unfreeze)

@@ -112,6 +112,8 @@ class Tracker(TorchDispatchMode):
         self.phase, self.operator, self.module_path = Phase.SETUP, "", ""
         self.live_bytes: Counter[str] = Counter()
         self.counted_as = ""  # where new storages count, if not where they are
+        #: Says what bytes an operator takes and frees while it runs, by function and arguments.
+        self.workspaces: Callable[[Any, tuple, dict], tuple[int, ...]] | None = None
         self._entries: list[_Entry] = []
         self._events: list[Event] = []
         self._step_ends: list[int] = []
@@ -341,6 +343,8 @@ class Tracker(TorchDispatchMode):
                 for number, nbytes in self._met(item):
                     if self.budget_bytes is not None and nbytes:
                         self._check_budget(number, nbytes)
+            if self.workspaces is not None:
+                self._take_and_free(self.workspaces(func, args, kwargs))
         except Exception as error:
             # The hooks unwind module and phase on the way out: record them here.
             if is_out_of_memory(error):
@@ -352,6 +356,28 @@ class Tracker(TorchDispatchMode):
             self._count(func, args, kwargs, out)
         self.operator = ""
         return out
+
+    def _take_and_free(self, blocks: tuple[int, ...]) -> None:
+        """Log blocks of the main device that are taken in this order and freed in the other."""
+        first = len(self._entries)
+        for nbytes in blocks:
+            self._events.append(Event(len(self._entries), nbytes, self.phase))
+            self._entries.append(
+                _Entry(
+                    nbytes=0,
+                    peak_bytes=nbytes,
+                    device=self.main_device,
+                    dtype=torch.uint8,
+                    shape=(nbytes,),
+                    module=self.module_path,
+                    operator=self.operator,
+                    phase=self.phase,
+                    category=Category.UNATTRIBUTED,
+                )
+            )
+        for number in reversed(range(first, len(self._entries))):
+            nbytes = self._entries[number].peak_bytes
+            self._events.append(Event(number, -nbytes, self.phase))
 
     def _check_budget(self, number: int, nbytes: int) -> None:
         device = self._entries[number].device

@@ -39,10 +39,10 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 
 def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
-    """Return ``trace`` with what ``gpu`` adds: cuBLAS's just before the first products, and flash
-    attention's when its backward has made its results."""
+    """Return ``trace`` with what ``gpu`` adds: cuBLAS's when the first products have their results,
+    and flash attention's when its backward has."""
     nbytes = workspace_bytes(gpu)
-    before = _first_products(trace) if nbytes else set()
+    products = _first_products(trace) if nbytes else set()
     after = _flash_backwards(trace)
     storages, events, moved = list(trace.storages), [], []
 
@@ -53,9 +53,9 @@ def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
 
     for index, event in enumerate(trace.events):
         moved.append(len(events))
-        if index in before:
-            take("cuBLAS workspace", nbytes, event.phase)
         events.append(event)
+        if index in products:
+            take("cuBLAS workspace", nbytes, event.phase)
         if index in after:
             take("flash attention's backward", after[index], event.phase)
             events.append(events[-1]._replace(change_bytes=-after[index]))

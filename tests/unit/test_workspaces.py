@@ -1,10 +1,11 @@
-"""cuBLAS's workspaces: how large, how many, and where in the log."""
+"""Workspaces of cuBLAS, flash attention and sums: how large, how many, and where in the log."""
 
 import pytest
 import torch
 from torch import nn
 
 import labkit as lab
+from labkit.allocator.reductions import sum_workspaces
 from labkit.allocator.workspaces import (
     DEFAULT_BYTES,
     flash_backward_bytes,
@@ -49,12 +50,12 @@ def test_forward_and_backward_have_one_each_and_keep_it():
     assert trace.peak_bytes == plain.peak_bytes + 2 * DEFAULT_BYTES
     held = trace.live_at(len(trace.events) - 1)
     assert sum(s.nbytes for s in held if s.category is Category.UNATTRIBUTED) == 2 * DEFAULT_BYTES
-    # Each stands just before the first product of its thread.
+    # Each stands just behind the first product of its thread.
     for event in (e for e, s in enumerate(trace.events) if trace.storages[s.storage] in added):
-        assert trace.storages[trace.events[event + 1].storage].operator in ("addmm", "mm")
-    # The first step begins with its workspace, the second where it began.
+        assert trace.storages[trace.events[event - 1].storage].operator in ("addmm", "mm")
+    # Both steps begin where they began.
     first, second = (trace.events[start] for start in trace.step_starts)
-    assert trace.storages[first.storage] is added[0]
+    assert first == plain.events[plain.step_starts[0]]
     assert second == plain.events[plain.step_starts[1]]
 
 
@@ -96,3 +97,36 @@ def test_flash_rounds_heads_up():
     for size, rounded in {64: 64, 80: 96, 128: 128, 160: 192, 256: 256}.items():
         shape = (2, 4, 128, size)
         assert flash_backward_bytes(shape, shape, 2) == 4 * 2 * 4 * 128 * (rounded + 1)
+
+
+# --- sums ----------------------------------------------------------------------------------------
+
+
+def test_a_sum_of_many_rows_takes_a_buffer_and_counters():
+    """Held to PyTorch's own kernels in tests/phantom/test_sums.py."""
+    h100, bf16 = lab.gpu("h100"), torch.bfloat16
+    gradients = torch.empty(2048, 896, dtype=bf16)
+    # 7 blocks side by side, 32 parts: 4 bytes for each of 32 rows of threads with 4 columns each.
+    assert sum_workspaces(gradients, [0], bf16, h100) == (4 * 896 * 32 * 32 * 4, 4 * 7)
+    assert sum_workspaces(gradients[:64], [0], bf16, h100) == ()
+    assert sum_workspaces(gradients, [1], bf16, h100) == ()
+
+
+def test_a_simulated_step_takes_them_and_frees_them_at_once():
+    def bias(device):
+        layer = torch.nn.Linear(896, 896, device=device, dtype=torch.bfloat16)
+        while True:
+            loss = layer(torch.ones(2048, 896, device=device, dtype=torch.bfloat16)).square().sum()
+            loss.backward()
+            layer.zero_grad()
+            yield loss
+
+    trace = lab.simulate(bias, gpu="h100").trace
+    taken = [
+        (storage.nbytes, change_bytes)
+        for _, storage, change_bytes in trace.changes()
+        if storage.operator == "sum" and storage.category is Category.UNATTRIBUTED
+    ]
+    assert (4 * 896 * 32 * 32 * 4, 4 * 896 * 32 * 32 * 4) in taken
+    assert sum(change_bytes for _, change_bytes in taken) == 0
+    assert Category.UNATTRIBUTED not in lab.simulate(bias).trace.peak().by_category  # of a CPU

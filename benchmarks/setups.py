@@ -41,8 +41,6 @@ TINY = {
 
 CAUSES = {
     "convolutions": "its kernels take workspaces, which are no tensors",
-    "Qwen2.5-0.5B, 2 × 1024, bf16, paged-adamw8bit, chunked loss": "an H100 sums a bias's gradient "
-    "with a workspace of 14 MiB, which moves another segment",
 }
 
 

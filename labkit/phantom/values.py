@@ -204,8 +204,8 @@ class KnownValues(TorchDispatchMode):
     def _follow(self, func, args, kwargs, out) -> None:
         try:
             values = self._on_twins(func, args, kwargs)
-        except (RuntimeError, NotImplementedError):  # nothing of this kind on the CPU
-            self._forget(func, args, kwargs)
+        except RuntimeError:  # the CPU has no such operator, or not for this type
+            self._forget(func, args, kwargs)  # so what it wrote to is unknown
             return
         for made, value in zip(tree_flatten(out)[0], tree_flatten(values)[0], strict=True):
             if not isinstance(made, torch.Tensor) or made.shape != value.shape:

@@ -66,3 +66,21 @@ def test_the_tracker_sees_what_the_allocator_counts():
     allocated_bytes = torch.cuda.memory_allocated() - before
     assert tracker.trace().peak().total_bytes == 6 * (4 << 20) == allocated_bytes
     del x, y
+
+
+def linear(device, seed=0):
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(8, 1, device=device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    while True:
+        loss = (layer(torch.ones(4, 8, device=device)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_losses_come_from_the_cpu():
+    trained = lab.losses(linear, steps=5)
+    assert "trained on the CPU" in trained.label
+    assert all(curve[0] > curve[-1] > 0 for curve in trained.curves)

@@ -27,10 +27,13 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -72,7 +75,8 @@ def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
 def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
     """What CUDA's allocator, the tracker and the estimate say of a recipe at real size."""
     simulated = lab.estimate(model, gpu=gpu, recipe=recipe).run
-    run = lab.measure(lab.training(model, recipe))
+    with one_of(recipe.ranks):
+        run = lab.measure(lab.training(model, recipe))
     if run.oom is not None:
         return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
     return Row(
@@ -83,6 +87,19 @@ def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
         run.reserved_bytes,
         simulated.reserved_bytes,
     )
+
+
+@contextmanager
+def one_of(ranks: int) -> Iterator[None]:
+    """Be the first of several ranks. The others are imaginary, and collectives send nothing."""
+    if ranks == 1:
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def small_rows(only: str) -> Iterator[Row]:

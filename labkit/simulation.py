@@ -29,6 +29,7 @@ from labkit.experiment import Experiment, Steps, check_arguments, name_of, plain
 from labkit.fake.mode import GPU_DEVICE, fake_tensors
 from labkit.fake.process_group import fake_ranks
 from labkit.fake.repeated_layers import DEEPER, SHALLOW, SHARDED_DEPTHS, extended_log
+from labkit.fake.streams import FakeStreams
 from labkit.fake.users_code import refuse_type_checks
 from labkit.hardware import catalogue, this_machine
 from labkit.hardware.catalogue import Gpu
@@ -134,6 +135,7 @@ def simulated_log(
         gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
         stack.callback(gc.unfreeze)
         stack.enter_context(fake_tensors(gpu))
+        tracker.streams = FakeStreams()
         stack.enter_context(tracker)
         job = Steps(experiment, device, parameters)
         with contextlib.closing(job):

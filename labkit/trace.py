@@ -59,11 +59,16 @@ class Storage(NamedTuple):
 
 
 class Event(NamedTuple):
-    """``change_bytes`` bytes more (or fewer, if negative) held by storage number ``storage``."""
+    """``change_bytes`` bytes more (or fewer, if negative) held by storage number ``storage``.
+
+    ``stream`` is the one that was current, 0 the default. An event of 0 bytes says that this stream
+    uses the storage too (``Tensor.record_stream``).
+    """
 
     storage: int
     change_bytes: int
     phase: Phase
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,28 @@ class Failure(NamedTuple):
     by_category: dict[Category, int]
 
 
+class Streams:
+    """Numbers of streams where there is one: 0."""
+
+    def current(self) -> int:
+        """Return the number of the stream that is current."""
+        return 0
+
+    def number(self, stream: Any) -> int:
+        """Return the number of ``stream``."""
+        return 0
+
+
+class CudaStreams(Streams):
+    """CUDA's own numbers of the streams of the current GPU."""
+
+    def current(self) -> int:
+        return torch.cuda.current_stream().stream_id
+
+    def number(self, stream: Any) -> int:
+        return stream.stream_id
+
+
 class _StorageRef(weakref.ref):
     """A weak reference that knows which storage it watched."""
 
@@ -114,6 +136,7 @@ class Tracker(TorchDispatchMode):
         self.counted_as = ""  # where new storages count, if not where they are
         #: Says what bytes an operator takes and frees while it runs, by function and arguments.
         self.workspaces: Callable[[Any, tuple, dict], tuple[int, ...]] | None = None
+        self.streams: Streams = CudaStreams() if torch.cuda.is_available() else Streams()
         self._entries: list[_Entry] = []
         self._events: list[Event] = []
         self._step_ends: list[int] = []
@@ -208,6 +231,7 @@ class Tracker(TorchDispatchMode):
         ):
             self._cleanup.callback(handle.remove)
         push(mock.patch.object(torch.UntypedStorage, "resize_", self._resizing()))
+        push(mock.patch.object(torch.Tensor, "record_stream", self._recording_streams()))
         if sharding := sys.modules.get("torch.distributed.tensor._sharding_prop"):
             push(_unseen(sharding.ShardingPropagator, "_propagate_tensor_meta_non_cached"))
         hooks = torch._C._autograd
@@ -283,7 +307,7 @@ class Tracker(TorchDispatchMode):
         self._numbers[address] = ref
         self._entries.append(entry)
         self.live_bytes[entry.device] += nbytes
-        self._events.append(Event(number, nbytes, self.phase))
+        self._events.append(Event(number, nbytes, self.phase, self.streams.current()))
         yield number, nbytes
 
     def _freed(self, ref: _StorageRef) -> None:
@@ -296,7 +320,8 @@ class Tracker(TorchDispatchMode):
         entry.nbytes += change_bytes
         entry.peak_bytes = max(entry.peak_bytes, entry.nbytes)
         self.live_bytes[entry.device] += change_bytes
-        self._events.append(Event(number, change_bytes, self.phase))
+        stream = self.streams.current() if change_bytes > 0 else 0
+        self._events.append(Event(number, change_bytes, self.phase, stream))
 
     def _resizing(self) -> Callable:
         """`UntypedStorage.resize_` frees and regrows a living storage (FSDP does it)."""
@@ -311,6 +336,18 @@ class Tracker(TorchDispatchMode):
             return result
 
         return resize_
+
+    def _recording_streams(self) -> Callable:
+        """`Tensor.record_stream` with a line in the log."""
+        original = torch.Tensor.record_stream
+
+        def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+            original(tensor, stream)
+            for number, _ in self._met(tensor):
+                use = Event(number, 0, self.phase, self.streams.number(stream))
+                self._events.append(use)
+
+        return record_stream
 
     def _classify(self, tensor: Any, category: Category, name: str = "") -> None:
         if not isinstance(tensor, torch.Tensor):
@@ -361,7 +398,8 @@ class Tracker(TorchDispatchMode):
         """Log blocks of the main device that are taken in this order and freed in the other."""
         first = len(self._entries)
         for nbytes in blocks:
-            self._events.append(Event(len(self._entries), nbytes, self.phase))
+            stream = self.streams.current()
+            self._events.append(Event(len(self._entries), nbytes, self.phase, stream))
             self._entries.append(
                 _Entry(
                     nbytes=0,

@@ -102,9 +102,11 @@ class Player:
 
     def play(self, index: int) -> int:
         """Serve event ``index`` and return the most bytes allocated while doing so."""
-        number, change_bytes, _ = self.trace.events[index]
+        number, change_bytes, _, stream = self.trace.events[index]
         highest_bytes = self.allocator.allocated_bytes
-        if not change_bytes:  # an empty storage was made or freed
+        if not change_bytes:
+            if number in self._held:  # not an empty storage that was made or freed
+                self.allocator.record_stream(self._held[number][0], stream)
             return highest_bytes
         handle, held_bytes = self._held.pop(number, (None, 0))
         nbytes = held_bytes + change_bytes
@@ -114,16 +116,17 @@ class Player:
                 f"which holds {held_bytes}"
             )
         if nbytes:  # before the old block is freed: resize_bytes_cuda copies
-            self._held[number] = self._allocate(index, number, nbytes, held_bytes), nbytes
+            self._held[number] = self._allocate(index, nbytes, held_bytes), nbytes
             highest_bytes = self.allocator.allocated_bytes
         if handle is not None:
             self.allocator.free(handle)
         return highest_bytes
 
-    def _allocate(self, index: int, number: int, nbytes: int, held_bytes: int) -> int:
+    def _allocate(self, index: int, nbytes: int, held_bytes: int) -> int:
         allocator, storages = self.allocator, self.trace.storages
+        number, _, _, stream = self.trace.events[index]
         try:
-            return allocator.allocate(nbytes)
+            return allocator.allocate(nbytes, stream=stream)
         except SimulatedOutOfMemory:
             live = Counter({storages[number].category: held_bytes})
             for holder, (_, nbytes_held) in self._held.items():
@@ -131,4 +134,4 @@ class Player:
             live[Category.UNATTRIBUTED] += allocator.allocated_bytes - live.total()
             budget_bytes, allocator.budget_bytes = allocator.budget_bytes, None
             self.failure = OutOfMemory.at_event(self.trace, index, nbytes, budget_bytes, live)
-        return allocator.allocate(nbytes)
+        return allocator.allocate(nbytes, stream=stream)

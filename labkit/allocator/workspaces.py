@@ -46,18 +46,18 @@ def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
     after = _flash_backwards(trace)
     storages, events, moved = list(trace.storages), [], []
 
-    def take(what: str, nbytes: int, phase: Phase) -> None:
+    def take(what: str, nbytes: int, phase: Phase, stream: int) -> None:
         kind, shape = Category.UNATTRIBUTED, (nbytes,)
-        events.append(Event(len(storages), nbytes, phase))
+        events.append(Event(len(storages), nbytes, phase, stream))
         storages.append(Storage(nbytes, kind, trace.device, what, "", "", phase, shape, "uint8"))
 
     for index, event in enumerate(trace.events):
         moved.append(len(events))
         events.append(event)
         if index in products:
-            take("cuBLAS workspace", nbytes, event.phase)
+            take("cuBLAS workspace", nbytes, event.phase, event.stream)
         if index in after:
-            take("flash attention's backward", after[index], event.phase)
+            take("flash attention's backward", after[index], event.phase, event.stream)
             events.append(events[-1]._replace(change_bytes=-after[index]))
     moved.append(len(events))
     step_starts = tuple(moved[start] for start in trace.step_starts)

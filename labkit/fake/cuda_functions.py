@@ -3,9 +3,8 @@
 The user's own calls describe the simulated GPU, do nothing where there is nothing to do, or are
 refused with the line that calls. Installed libraries get this machine's answers.
 
-Limits: there is one stream. Streams and events order nothing, a tensor's memory is free as soon as
-nothing refers to it, and each stream's own blocks are not simulated. Functions that a file imports
-by their names (``from torch.cuda import is_available``) are not seen.
+Limits: functions that a file imports by their names (``from torch.cuda import is_available``) are
+not seen.
 """
 
 import sys
@@ -17,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from labkit.fake.streams import default_stream, set_stream, stream_patches
 from labkit.fake.users_code import is_users, refuse
 from labkit.hardware.catalogue import Gpu
 
@@ -63,9 +63,7 @@ def function_patches(gpu: Gpu) -> Iterator[AbstractContextManager]:
     for module, name in _functions():
         answer = answers.get(name) or _refusal(module, name)
         yield patch(module, name, _either(getattr(module, name), answer))
-    yield patch(torch.cuda.Stream, "__new__", _one_stream)
-    yield patch(torch.cuda.Event, "__new__", _one_stream)
-    yield patch(torch.Tensor, "record_stream", _nothing)
+    yield from stream_patches()
     yield patch(torch.cuda.CUDAGraph, "__new__", _refusal(torch.cuda, "CUDAGraph"))
 
 
@@ -100,7 +98,7 @@ _INSTEAD = {
 
 #: There is nothing to do: order, random state and counters that are never shown.
 _NOTHING_TO_DO = (
-    *("init", "ipc_collect", "synchronize", "set_stream", "set_sync_debug_mode"),
+    *("init", "ipc_collect", "synchronize", "set_sync_debug_mode"),
     *("set_device", "set_device_index", "set_device_idx"),
     *("manual_seed", "manual_seed_all", "seed", "seed_all"),
     *("reset_peak_memory_stats", "reset_accumulated_memory_stats"),
@@ -131,8 +129,11 @@ def _answers(gpu: Gpu) -> dict[str, Callable]:
             ("current_device", "current_device_index", "current_device_idx"), _always(0)
         ),
         **dict.fromkeys(_NOTHING_TO_DO, _nothing),
-        **dict.fromkeys(("stream", "device", "device_of", "device_index"), nullcontext),
-        **dict.fromkeys(("current_stream", "default_stream"), _OneStream),
+        **dict.fromkeys(("device", "device_of", "device_index"), nullcontext),
+        "stream": torch.cpu.stream,
+        "current_stream": torch.cpu.current_stream,
+        "default_stream": default_stream,
+        "set_stream": set_stream,
         "device_count": _always(1),
         "current_accelerator": _always(GPU_DEVICE),
         "is_current_stream_capturing": _always(False),
@@ -148,30 +149,3 @@ def _always(answer: Any) -> Callable:
 
 
 _nothing = _always(None)
-
-
-class _OneStream(AbstractContextManager):
-    """A stream or an event where there is one stream: nothing has to wait."""
-
-    device = GPU_DEVICE
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    synchronize = wait_stream = wait_event = wait = record = _nothing
-
-    def record_event(self, event: Any = None) -> "_OneStream":
-        return event or _OneStream()
-
-    def elapsed_time(self, end: Any) -> NoReturn:
-        refuse("asks for a time, and a simulation times nothing. Leave it to lab.measure.")
-
-
-def _one_stream(kind: type, *args: Any, **options: Any) -> _OneStream:
-    return _OneStream()

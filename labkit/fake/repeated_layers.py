@@ -78,6 +78,8 @@ def extend(
     ``shallow`` and ``deeper`` are traces of the same run with ``depths[0]`` and ``depths[1]``
     layers, one more. Returns None where they do not differ by whole stretches.
     """
+    if _uses_of_streams(deeper):
+        return None  # such an event makes and frees nothing
     shallow, deeper = _ordered(_single_lives(shallow)), _ordered(_single_lives(deeper))
     frees = _frees(deeper)
     stretches = _stretches(shallow, deeper)
@@ -104,7 +106,7 @@ def extend(
             number = living.pop(frees[index])
         else:
             return None  # there is nothing left to free
-        events.append(Event(number, event.change_bytes, event.phase))
+        events.append(event._replace(storage=number))
     # A last step without events begins at the end.
     step_starts = tuple(first.get(start, len(events)) for start in deeper.step_starts)
     more = layers - depths[1]
@@ -207,9 +209,14 @@ def _parts(trace: Trace) -> list[tuple[int, int]]:
     return [(0, steps[0][0] if steps else len(trace.events)), *steps]
 
 
+def _uses_of_streams(trace: Trace) -> bool:
+    events = ((trace.storages[event.storage], event) for event in trace.events)
+    return any(storage.nbytes and not event.change_bytes for storage, event in events)
+
+
 def _looks(trace: Trace, event: Event) -> tuple:
     storage = trace.storages[event.storage]
-    return (event.change_bytes, event.phase, *_kind(storage))
+    return (event.change_bytes, event.phase, event.stream, *_kind(storage))
 
 
 def _kind(storage: Storage) -> tuple:

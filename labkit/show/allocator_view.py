@@ -5,9 +5,9 @@ both, the lower one which bytes are where; a slider moves through the run.
 
 Without a frontend there is a static figure: the peak, or the moment before the request that fails.
 
-Limits: `replay` follows a model of PyTorch's allocator on one stream, so for a measured run
-this is what the model makes of its events. The slider stops at some fifty events, not at each. The
-curves of a long run are thinned as those of a timeline are.
+Limits: for a measured run this is what `replay`'s model of the allocator makes of its events. The
+slider stops at some fifty events, not at each. The curves of a long run are thinned as those of a
+timeline are.
 """
 
 from bisect import bisect_left

@@ -5,6 +5,7 @@ import torch
 from conftest import left
 
 import labkit as lab
+from benchmarks.accuracy import one_of
 from benchmarks.setups import GPU_RECIPES
 from labkit.course.verdicts import Verdict
 from labkit.doctor.gpu import check_gpu
@@ -37,6 +38,18 @@ def test_all_recipes_one_after_the_other_are_estimated_and_nothing_stays():
         assert estimate.peak_bytes == pytest.approx(run.peak_bytes, rel=0.005), name
         assert estimate.reserved_bytes == pytest.approx(run.reserved_bytes, rel=0.02), name
         assert left() == 0, name
+
+
+def test_shards_are_gathered_on_streams_of_their_own():
+    recipe = lab.Recipe(precision="bf16", checkpointing=True, ranks=8)
+    estimate = lab.estimate("Llama-3.1-8B", gpu=this_machine.this_gpu(), recipe=recipe).run
+    with one_of(recipe.ranks):
+        run = lab.measure(lab.training("Llama-3.1-8B", recipe))
+    assert len({event.stream for event in run.trace.events}) == 3
+    assert estimate.peak_bytes == pytest.approx(run.peak_bytes, rel=0.0001)
+    assert estimate.reserved_bytes == run.reserved_bytes
+    assert run.reserved_bytes > 1.3 * run.peak_bytes
+    assert left() == 0
 
 
 def test_the_machine_says_that_it_is_a_phantom():

@@ -245,7 +245,7 @@ def test_a_default_device_chosen_outside_is_the_simulated_gpu():
         torch.set_default_device(None)
 
 
-def test_streams_and_events_change_nothing():
+def test_events_and_waiting_change_nothing():
     def streams(device):
         side, here = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(here)
@@ -253,14 +253,45 @@ def test_streams_and_events_change_nothing():
         for loss in plain(device):
             started.record()
             with torch.cuda.stream(side), torch.cuda.device(0):
-                x = loss.detach()
-            x.record_stream(side)
+                loss.detach()
             side.record_event().wait()
             here.wait_stream(side)
             torch.cuda.synchronize()
             yield loss
 
     assert run_of(streams) == run_of(plain)
+
+
+def test_each_stream_has_blocks_of_its_own():
+    side_by_side = 30 << 20
+
+    def streams(device):
+        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        for loss in plain(device):
+            with torch.cuda.stream(side):
+                x = torch.empty(side_by_side, dtype=torch.uint8, device=device)
+            x.record_stream(here)
+            assert torch.cuda.current_stream() is here
+            del x  # the default stream cannot have its block
+            y = torch.empty(side_by_side, dtype=torch.uint8, device=device)
+            del y
+            with side:  # this takes what x had
+                z = torch.empty(side_by_side, dtype=torch.uint8, device=device)
+            del z
+            torch.cuda.set_stream(side)
+            w = torch.empty(side_by_side, dtype=torch.uint8, device=device)
+            torch.cuda.set_stream(here)
+            del w
+            yield loss
+
+    run = lab.simulate(streams, gpu="t4")
+    assert run.reserved_bytes - lab.simulate(plain, gpu="t4").reserved_bytes == 2 * side_by_side
+    stream_of = {e.storage: e.stream for e in run.trace.events if e.change_bytes > 0}
+    assert set(stream_of.values()) == {0, 1}
+    uses = [
+        e for e in run.trace.events if run.trace.storages[e.storage].nbytes and not e.change_bytes
+    ]
+    assert [(stream_of[e.storage], e.stream) for e in uses] == 2 * [(1, 0)]
 
 
 def pinned(batch):

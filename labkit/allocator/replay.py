@@ -59,7 +59,11 @@ class Replay:
 
 
 def replay(
-    trace: Trace, *, budget_bytes: int | None = None, expandable_segments: bool = False
+    trace: Trace,
+    *,
+    budget_bytes: int | None = None,
+    expandable_segments: bool = False,
+    device_bytes: int | None = None,
 ) -> Replay:
     """Serve every event of ``trace`` as a `CachingAllocator` with these arguments would.
 
@@ -68,7 +72,7 @@ def replay(
     """
     if not isinstance(trace, Trace):
         raise InputError(f"a replay needs a trace, as in run.trace, not {type(trace).__name__}")
-    player = Player(trace, budget_bytes, expandable_segments)
+    player = Player(trace, budget_bytes, expandable_segments, device_bytes)
     allocator = player.allocator
     indices, allocated, reserved, highest = [], [], [], []
     for index, _, _ in trace.changes():
@@ -94,8 +98,18 @@ class Player:
     """Gives the events of a trace to an allocator, one by one: `play` each index in order, and look
     at ``allocator`` in between."""
 
-    def __init__(self, trace: Trace, budget_bytes: int | None, expandable: bool) -> None:
-        self.allocator = CachingAllocator(budget_bytes=budget_bytes, expandable_segments=expandable)
+    def __init__(
+        self,
+        trace: Trace,
+        budget_bytes: int | None,
+        expandable_segments: bool,
+        device_bytes: int | None = None,
+    ) -> None:
+        self.allocator = CachingAllocator(
+            budget_bytes=budget_bytes,
+            expandable_segments=expandable_segments,
+            device_bytes=device_bytes,
+        )
         self.trace = trace
         self.failure: OutOfMemory | None = None
         self._held: dict[int, tuple[int, int]] = {}  # storage: its handle and bytes

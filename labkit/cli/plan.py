@@ -53,6 +53,10 @@ def _add_estimate(commands: Any, common: argparse.ArgumentParser) -> None:
     option("--gpu", metavar="NAME", help=f"a GPU of the catalogue (default: {smallest})")
     option("--recipe", metavar="FILE.json", help="start from a recipe in a file")
     option("--exact", action="store_true", help="trace every layer, even if identical")
+    lengths = "rows of varied length: 60-768, a mean (400), or a file of whole numbers"
+    option("--lengths", metavar="LENGTHS", help=lengths)
+    steps = "how many steps of varied length (default: 300, or what the file has)"
+    option("--steps", type=int, metavar="N", help=steps)
     parser.set_defaults(action=_estimate)
 
 
@@ -96,6 +100,10 @@ def _estimate(options: argparse.Namespace) -> int:
     recipe = None
     if options.recipe is not None:
         recipe = read_file(Path(options.recipe), Recipe.from_dict, "a recipe")
+    if options.lengths is not None:
+        return _estimate_lengths(options, recipe)
+    if options.steps is not None:
+        raise InputError("--steps goes with --lengths: steps of one length repeat each other")
     with _one_sentence(options.model):
         found = estimate(
             options.model,
@@ -105,6 +113,26 @@ def _estimate(options: argparse.Namespace) -> int:
             parameters={name: argument_value(value) for name, value in options.parameters},
             host_memory_bytes=options.host_memory,
             **recipe_fields(options),
+        )
+    print(_as_text(found, options))
+    return 0 if found.fits else 1
+
+
+def _estimate_lengths(options: argparse.Namespace, recipe: Any) -> int:
+    from tqdm import tqdm
+
+    from labkit.plan.lengths import drawn_lengths, over_lengths
+    from labkit.plan.recipe import Recipe
+
+    if options.parameters or options.host_memory or options.exact:
+        raise InputError("--lengths goes with neither -p, --host-memory nor --exact")
+    fields = recipe_fields(options)
+    recipe = (recipe or Recipe()).but(**fields)
+    lengths = drawn_lengths(options.lengths, steps=options.steps, batch_size=recipe.batch_size)
+    bar = tqdm(total=len(set(lengths)), unit="length", leave=False, disable=None)  # if a terminal
+    with bar, _one_sentence(options.model):
+        found = over_lengths(
+            options.model, lengths=lengths, gpu=options.gpu, recipe=recipe, report=bar.update
         )
     print(_as_text(found, options))
     return 0 if found.fits else 1

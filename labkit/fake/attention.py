@@ -147,7 +147,7 @@ def _math(call: SDPAParams, scale: float | None) -> torch.Tensor:
         scores = torch.native_dropout(scores, call.dropout, True)[0]  # CUDA's own, a byte each
     weights = scores.to(dtype)  # the second result, made first, which nobody takes
     out = (scores @ values).to(dtype)
-    del weights
+    del weights, scores, values, keys, scaled  # as C++ leaves them, the last first; then the mask
     return out
 
 

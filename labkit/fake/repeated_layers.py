@@ -14,8 +14,10 @@ that for granted; `same` compares with the trace of one layer more, which tells 
 further up. Module names in the stretches repeated are those of the layer that was traced.
 """
 
+import functools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
@@ -80,9 +82,17 @@ def extend(
     """
     if _uses_of_streams(deeper):
         return None  # such an event makes and frees nothing
-    shallow, deeper = _ordered(_single_lives(shallow)), _ordered(_single_lives(deeper))
-    frees = _frees(deeper)
+    shallow, deeper = single_lives(shallow), single_lives(deeper)
+    extended = _extended(shallow, deeper, layers, depths)
+    if extended is None:
+        extended = _extended(_ordered(shallow), _ordered(deeper), layers, depths)
+    return extended
+
+
+def _extended(shallow: Trace, deeper: Trace, layers: int, depths: tuple[int, int]) -> Trace | None:
     stretches = _stretches(shallow, deeper)
+    kinds = _kinds(deeper)
+    frees = _frees(deeper, kinds)
     if frees is None or stretches is None:
         return None
     order: list[int] = []
@@ -96,7 +106,7 @@ def extend(
     for index in order:
         event = deeper.events[index]
         storage = deeper.storages[event.storage]
-        living = alive[_kind(storage)]
+        living = alive[kinds[event.storage]]
         first.setdefault(index, len(events))
         if index not in frees:
             number = len(storages)
@@ -123,12 +133,16 @@ def same(one: Trace, other: Trace) -> bool:
     Modules' names and the order of events do not count: an optimizer that goes through groups of
     small tensors takes them in an order that depends on their number.
     """
-    one, other = map(_single_lives, (one, other))
+    one, other = map(single_lives, (one, other))
     if one.work != other.work or _parts(one) != _parts(other):
         return False
     for start, stop in _parts(one):
         counted = [
-            Counter(_looks(t, event) for event in t.events[start:stop]) for t in (one, other)
+            Counter(
+                (event.change_bytes, event.phase, event.stream, *_what(t.storages[event.storage]))
+                for event in t.events[start:stop]
+            )
+            for t in (one, other)
         ]
         if counted[0] != counted[1]:
             return False
@@ -142,7 +156,7 @@ def same(one: Trace, other: Trace) -> bool:
 # --- what the deeper log has more ---------------------------------------------------------------
 
 
-def _single_lives(trace: Trace) -> Trace:
+def single_lives(trace: Trace) -> Trace:
     """Make several storages of one that is emptied and filled again, as by ``fully_shard``."""
     held: Counter[int] = Counter()
     lives = Counter(event.storage for event in trace.events if event.change_bytes > 0)
@@ -169,14 +183,14 @@ def _ordered(trace: Trace) -> Trace:
     Their order is arbitrary where a table of tensors is dropped, as autocast drops its casts, and
     nothing depends on it: what is live after the last is the same, and so are the free blocks.
     """
-    events, freeing = [], []
+    kinds, events, freeing = _kinds(trace), [], []
     starts = set(trace.step_starts)
     for index, event in enumerate(trace.events):
         if freeing and (event.change_bytes >= 0 or index in starts):
-            events += sorted(freeing, key=lambda event: _looks(trace, event))
+            events += sorted(freeing, key=lambda event: _looks(event, kinds))
             freeing.clear()
         (freeing if event.change_bytes < 0 else events).append(event)
-    events += sorted(freeing, key=lambda event: _looks(trace, event))
+    events += sorted(freeing, key=lambda event: _looks(event, kinds))
     return replace(trace, events=tuple(events))
 
 
@@ -192,15 +206,34 @@ def _stretches(shallow: Trace, deeper: Trace) -> list[_Stretch] | None:
     found = []
     if len(shallow.step_starts) != len(deeper.step_starts):
         return None
+    of_shallow, of_deeper = _kinds(shallow), _kinds(deeper)
     for (a, b), (c, d) in zip(_parts(shallow), _parts(deeper), strict=True):
-        before = [_looks(shallow, event) for event in shallow.events[a:b]]
-        after = [_looks(deeper, event) for event in deeper.events[c:d]]
+        before = [_looks(event, of_shallow) for event in shallow.events[a:b]]
+        after = [_looks(event, of_deeper) for event in deeper.events[c:d]]
         matcher = SequenceMatcher(None, before, after, autojunk=False)
         for kind, _, _, start, stop in matcher.get_opcodes():
             if kind not in ("equal", "insert"):
                 return None
-            found.append(_Stretch(c + start, c + stop, kind == "insert"))
+            if kind == "equal":
+                found.append(_Stretch(c + start, c + stop, repeated=False))
+                continue
+            between = _end_of_repeat(after, start, stop)
+            for first, last in ((start, between), (between, stop)):
+                found.append(_Stretch(c + first, c + last, repeated=True))
     return found
+
+
+def _end_of_repeat(looks: list[tuple], start: int, stop: int) -> int:
+    """Return where inserted events stop to repeat what is before and begin to repeat what is after.
+
+    Where a shallow log has A C and the deeper A A C C, the matcher inserts A C as one stretch.
+    """
+    for middle in range(stop, start - 1, -1):
+        before, after = middle - start, stop - middle
+        as_before = looks[max(0, start - before) : start] == looks[start:middle]
+        if as_before and looks[stop : stop + after] == looks[middle:stop]:
+            return middle
+    return stop
 
 
 def _parts(trace: Trace) -> list[tuple[int, int]]:
@@ -214,20 +247,49 @@ def _uses_of_streams(trace: Trace) -> bool:
     return any(storage.nbytes and not event.change_bytes for storage, event in events)
 
 
-def _looks(trace: Trace, event: Event) -> tuple:
-    storage = trace.storages[event.storage]
-    return (event.change_bytes, event.phase, event.stream, *_kind(storage))
+def _looks(event: Event, kinds: Mapping[int, tuple]) -> tuple:
+    return (event.change_bytes, event.phase, event.stream, *kinds[event.storage])
 
 
-def _kind(storage: Storage) -> tuple:
-    """Storages of one kind stand in for each other."""
+@functools.cache
+def _in_any_layer(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
+
+
+def _kinds(trace: Trace) -> dict[int, tuple]:
+    """Return the kind of each storage; those of one kind stand in for each other.
+
+    A layer may make several storages alike: its first, its second and so on are kinds of their own.
+    """
+    kinds: dict[int, tuple] = {}
+    made: Counter[tuple] = Counter()
+    starts = iter((*trace.step_starts, len(trace.events)))
+    next_step = next(starts)
+    for index, event in enumerate(trace.events):
+        while index == next_step:
+            next_step = next(starts)
+            made.clear()
+        if event.storage in kinds:
+            continue
+        storage = trace.storages[event.storage]
+        module, name = _in_any_layer(storage.module), _in_any_layer(storage.name)
+        place = 0
+        if module != storage.module:  # one layer's own path
+            alike = (*_what(storage), storage.module, storage.name, storage.phase)
+            place = made[alike]
+            made[alike] += 1
+        kinds[event.storage] = (*_what(storage), module, name, place)
+    return kinds
+
+
+def _what(storage: Storage) -> tuple:
     return storage.nbytes, storage.category, storage.operator, storage.device, storage.dtype
 
 
 # --- which storage a repeated event frees ---------------------------------------------------------
 
 
-def _frees(trace: Trace) -> dict[int, int] | None:
+def _frees(trace: Trace, kinds: Mapping[int, tuple]) -> dict[int, int] | None:
     """For each freeing event: its storage's place among the living ones of its kind, from the
     newest (-1) or, where that is the oldest, 0. None where a living storage changed its size.
     """
@@ -237,15 +299,16 @@ def _frees(trace: Trace) -> dict[int, int] | None:
     seen: Counter[int] = Counter()
     for index, event in enumerate(trace.events):
         storage = trace.storages[event.storage]
-        living = alive[_kind(storage)]
+        kind = kinds[event.storage]
+        living = alive[kind]
         seen[event.storage] += 1
         if seen[event.storage] == 1:
             living.append(event.storage)
         elif seen[event.storage] == 2 and event.change_bytes == -storage.nbytes:
             place = living.index(event.storage)
             if len(living) > 1:
-                usual[_kind(storage)] = 0 if place == 0 else place - len(living)
-            frees[index] = usual.get(_kind(storage), -1)
+                usual[kind] = 0 if place == 0 else place - len(living)
+            frees[index] = usual.get(kind, -1)
             del living[place]
         else:
             return None

@@ -79,3 +79,4 @@ def begin() -> None:
     known = KnownValues()
     known.__enter__()
     known.print_what_is_known()
+    known.look_away_from(torch.nn.functional, "scaled_dot_product_attention")

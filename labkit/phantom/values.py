@@ -11,12 +11,17 @@ that Python code starts itself does is not followed.
 """
 
 import ctypes
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 MOST_ELEMENTS = 1 << 20
@@ -131,6 +136,23 @@ class KnownValues(TorchDispatchMode):
             return plain(tensor, tensor_contents=tensor_contents)
 
         torch.Tensor.__repr__ = shown
+
+    def look_away_from(self, module: Any, name: str) -> None:
+        """Replace a function by one whose operators are not followed; its results are unknown.
+
+        PyTorch's plain attention adds its mask to a copy of the scores where a mode looks on.
+        """
+        function = getattr(module, name)
+
+        @functools.wraps(function)
+        def unfollowed(*args: Any, **options: Any) -> Any:
+            alone = not torch.compiler.is_compiling()
+            if alone and _get_current_dispatch_mode_stack() == [self]:
+                with _disable_current_modes():
+                    return function(*args, **options)
+            return function(*args, **options)
+
+        setattr(module, name, unfollowed)
 
     # --- what becomes known ----------------------------------------------------------------------
 

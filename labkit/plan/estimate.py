@@ -276,7 +276,8 @@ class RecipeLog(NamedTuple):
 
 
 def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) -> RecipeLog:
-    """Return the log of two optimizer steps. Errors as for `estimate`.
+    """Return the log of two optimizer steps, of three where GPUs share a model. Errors as for
+    `estimate`.
 
     From the second accumulated batch on all are identical: unless the log is to be ``exact``, three
     stand for all of them, and the work of the others is added.
@@ -289,12 +290,13 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
     experiment = training(config, recipe)
-    depths, ranks = (SHALLOW, DEEPER), nullcontext()
+    depths, ranks, steps = (SHALLOW, DEEPER), nullcontext(), 2
     if recipe.ranks > 1:
-        depths, ranks = SHARDED_DEPTHS, fake_ranks(recipe.ranks, 0, as_cuda=True)
+        # Streams' blocks may only find their places in the second step, and grow in the third.
+        depths, ranks, steps = SHARDED_DEPTHS, fake_ranks(recipe.ranks, 0, as_cuda=True), 3
 
     def log_with_layers(count: int) -> Log:
-        return simulated_log(experiment, gpu=gpu, layers=count)
+        return simulated_log(experiment, gpu=gpu, steps=steps, layers=count)
 
     layers = config.num_hidden_layers
     with ranks:
@@ -303,7 +305,7 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
             if extended is not None:
                 log = replace(extended.log, parameters={})
                 return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)
-        log = simulated_log(experiment, gpu=gpu)
+        log = simulated_log(experiment, gpu=gpu, steps=steps)
     return RecipeLog(log, one_layer_bytes(log.trace), exact=True)
 
 

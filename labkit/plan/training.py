@@ -7,7 +7,7 @@ are random.
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,20 @@ if TYPE_CHECKING:
 _BYTES = 256  # what the corpus needs of a vocabulary
 
 
-def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable[..., Iterator]:
+def training(
+    model: "str | Path | PreTrainedConfig",
+    recipe: Recipe,
+    *,
+    lengths: Sequence[int] | None = None,
+) -> Callable[..., Iterator]:
     """Return the experiment that trains ``model`` by ``recipe``.
+
+    Args:
+        model: a model of the table, a folder with a ``config.json``, a hub id when online, or a
+            transformers config.
+        recipe: how it is trained.
+        lengths: tokens per row, batch by batch, instead of always ``recipe.seq_len``; the
+            experiment ends with them. Tokens are random then.
 
     Returns:
         ``experiment(device, layers=None)``: ``layers`` builds the model with another depth.
@@ -63,7 +75,7 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
         if recipe.attention == "flash":
             kernels = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
         with kernels:
-            for ids in _tokens(config, recipe, device):
+            for ids in _tokens(config, recipe, device, lengths):
                 with _refusing(name):
                     loss = job.add(ids)
                 if job.ready:
@@ -115,8 +127,14 @@ def _refusing(name: str) -> Iterator[None]:
         ) from error
 
 
-def _tokens(config: Any, recipe: Recipe, device: torch.device) -> Iterator[torch.Tensor]:
+def _tokens(
+    config: Any, recipe: Recipe, device: torch.device, lengths: Sequence[int] | None
+) -> Iterator[torch.Tensor]:
     rows, columns = recipe.batch_size, recipe.seq_len
+    if lengths is not None:
+        for length in lengths:
+            yield torch.randint(config.vocab_size, (rows, length), device=device)
+        return
     # A simulation does not need the text, and reading millions of bytes takes long.
     if config.vocab_size >= _BYTES and detect_fake_mode() is None:
         seed = dist.get_rank() if recipe.ranks > 1 else 0  # each rank has separate rows

@@ -1,5 +1,7 @@
 """labkit measures on a phantom GPU as on a real one, and estimates what it measures."""
 
+import contextlib
+
 import pytest
 import torch
 from conftest import left
@@ -10,6 +12,7 @@ from benchmarks.setups import GPU_RECIPES
 from labkit.course.verdicts import Verdict
 from labkit.doctor.gpu import check_gpu
 from labkit.hardware import this_machine
+from labkit.plan.lengths import drawn_lengths, over_lengths
 from labkit.tracker import track
 
 #: One for each kind of thing that estimates must know, the small models'.
@@ -50,6 +53,35 @@ def test_shards_are_gathered_on_streams_of_their_own():
     assert estimate.reserved_bytes == run.reserved_bytes
     assert run.reserved_bytes > 1.3 * run.peak_bytes
     assert left() == 0
+
+
+def test_steps_of_varied_length_reserve_what_was_estimated():
+    recipe = lab.Recipe(batch_size=4)
+    lengths = drawn_lengths("60-768", steps=10, batch_size=recipe.batch_size)
+    found = over_lengths(
+        "SmolLM2-135M", lengths=lengths, gpu=this_machine.this_gpu(), recipe=recipe
+    )
+    longest_first = sorted(lengths, reverse=True)
+    for name, way in found.ways.items():
+        expandable = name == "expandable segments"
+        with expandable_segments(expandable):
+            order = longest_first if name == "longest first" else lengths
+            train = lab.training("SmolLM2-135M", recipe, lengths=order)(torch.device("cuda"))
+            reserved = tuple(torch.cuda.memory_reserved() for _ in train)
+            assert reserved == way.after_step_bytes, name
+            assert torch.cuda.max_memory_allocated() == way.peak_allocated_bytes, name
+            train.close()
+            assert left() == 0
+
+
+@contextlib.contextmanager
+def expandable_segments(on):
+    torch.cuda.reset_peak_memory_stats()
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 def test_the_machine_says_that_it_is_a_phantom():

@@ -22,6 +22,7 @@ SLOWEST := --durations=30 --durations-min=5
 
 COLAB := .venv-colab
 PHANTOM := .venv-phantom
+PHANTOM_TESTS = -m "not nightly" tests/phantom
 COLAB_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,hosted cards widgets exercises))
 
 # From npm: the proxy in front of JupyterHub in its test, and what shows slides.
@@ -40,7 +41,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab app test test-fast test-all test-colab phantom test-phantom lint form format constraints site environments api picture links clean
+.PHONY: help course lab app test test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site environments api picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -80,7 +81,12 @@ phantom: $(PHANTOM)/.built ## Build .venv-phantom: PyTorch's CUDA build, for GPU
 # PyTorch's own CUDA code judges labkit, on stub libraries. Linux on x86-64 only.
 test-phantom: export HF_HUB_OFFLINE = 1
 test-phantom: $(PHANTOM)/.built ## Hold labkit to PyTorch's own CUDA code, on a phantom GPU
-	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(PHANTOM)/bin/python -m labkit.phantom a100-80gb -m pytest -n 2 $(SLOWEST) tests/phantom
+	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(PHANTOM)/bin/python -m labkit.phantom a100-80gb \
+		-m pytest -n 2 $(SLOWEST) $(PHANTOM_TESTS)
+
+# With all lessons, in half an hour.
+test-phantom-all: PHANTOM_TESTS = tests/phantom
+test-phantom-all: test-phantom ## The same with all lessons
 
 lint: $(STAMP) ## Lint and check the format of code and notebooks
 	$(BIN)/ruff check .

@@ -27,19 +27,17 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import labkit as lab
 from benchmarks.setups import CAUSES, GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
+from labkit.fake.process_group import one_of
 from labkit.hardware import cuda, this_machine
 from labkit.hardware.catalogue import Gpu
 from labkit.hardware.this_machine import gpu_key, this_gpu
@@ -87,19 +85,6 @@ def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
         run.reserved_bytes,
         simulated.reserved_bytes,
     )
-
-
-@contextmanager
-def one_of(ranks: int) -> Iterator[None]:
-    """Be the first of several ranks. The others are imaginary, and collectives send nothing."""
-    if ranks == 1:
-        yield
-        return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def small_rows(only: str) -> Iterator[Row]:

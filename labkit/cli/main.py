@@ -67,6 +67,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option("--jobs", type=int, default=1, metavar="N", help="lessons at a time")
     limit = "limit per lesson (default: %(default)s)"
     option("--timeout", type=int, default=600, metavar="SECONDS", help=limit)
+    phantom = "on a GPU that is not there, by PyTorch's CUDA build: a100-80gb, or h100x4 for four"
+    option("--phantom", metavar="GPU", help=phantom)
     run.set_defaults(action=_run)
 
     report = commands.add_parser("report", help="write the HTML report of an earlier run again")
@@ -121,6 +123,10 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.course import runner
     from labkit.course.lessons import find
 
+    if options.phantom is not None:
+        from labkit.phantom.process import restart_on
+
+        restart_on(options.phantom)
     course = runner.run(
         find(options.lessons),
         folder=Path(options.out),

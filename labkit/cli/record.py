@@ -8,7 +8,8 @@ Exit codes: 0 all that was asked for is recorded, or valid; 1 something failed, 
 bad input or no GPU; 130 Ctrl-C. What this GPU cannot do (pretend to
 be a larger one) is a failure only if it was asked for by name.
 
-Limits: needs CUDA or ROCm, but for ``--check``. One GPU, the current one.
+Limits: needs CUDA or ROCm, but for ``--check``; ``--phantom`` needs PyTorch's CUDA build. One GPU,
+the current one.
 """
 
 import argparse
@@ -34,6 +35,8 @@ def add_command(commands: Any) -> None:
     option("--lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
     option("--accuracy", action="store_true", help="accuracy matrix (benchmarks/accuracy.py)")
     option("--headlines", nargs="*", metavar="NAME", help="benchmarks (default: all)")
+    phantom = "record in results/phantom/<gpu> what a GPU that is not there gives: a100-80gb"
+    option("--phantom", metavar="GPU", help=phantom)
     option("--again", action="store_true", help="record also what is recorded already")
     option("--out", default="results", help="folder (default: %(default)s)")
     seconds = "for each part (default: %(default)s)"
@@ -47,16 +50,17 @@ def _record(options: argparse.Namespace) -> int:
         return _check([Path(folder) for folder in options.check], Path(options.out))
     from labkit.course import lessons, runner
     from labkit.hardware import this_machine
+    from labkit.phantom.process import restart_on
     from labkit.recording import benchmarks, recorder
 
+    if options.phantom is not None:
+        restart_on(options.phantom)
     here = this_machine.machine()
     if not here.can_measure:
         raise InputError(
             f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
             f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
         )
-    if here.phantom:
-        raise InputError(f"record needs a real GPU, and this {here.name} is a phantom")
     if options.lessons is None and options.headlines is None and not options.accuracy:
         options.lessons, options.headlines, options.accuracy = [], [], True
     chosen = [] if options.lessons is None else lessons.find(options.lessons)
@@ -67,7 +71,10 @@ def _record(options: argparse.Namespace) -> int:
         recorder.accuracy_script()
     timeout_seconds = positive_int(options.timeout, "--timeout")
     key = this_machine.gpu_key(here.name, here.capacity_bytes)
-    target, work = Path(options.out) / key, RECORD_FOLDER / key
+    target, work = Path(options.out), RECORD_FOLDER
+    if here.phantom:
+        target, work = target / "phantom", work / "phantom"
+    target, work = target / key, work / key
     for folder in (target, work):
         runner.prepare_folder(folder)
     ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)

@@ -50,6 +50,22 @@ def fake_ranks(ranks: int, rank: int, *, as_cuda: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_of(ranks: int) -> Iterator[None]:
+    """Be the first of ``ranks`` on this machine's GPU. The others are imaginary, and send nothing:
+    bytes are right, values are not."""
+    if ranks == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with ExitStack() as stack:
+        stack.callback(setattr, sys, "excepthook", sys.excepthook)
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        stack.callback(dist.destroy_process_group)
+        yield
+
+
 _MESH = dist.DeviceMesh.__init__ if dist.is_available() else None
 
 

@@ -23,6 +23,8 @@ _FOLDERS = (
     *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
     site.getusersitepackages(),
     str(Path(torch.__file__).parents[1]),
+    # An environment may lie on top of another.
+    *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),
     str(PACKAGE),
 )
 _LIBRARIES = ("<frozen ", *(folder + os.sep for folder in _FOLDERS))

@@ -69,6 +69,11 @@ class Machine:
         return self.kind in ("cuda", "rocm")
 
     @property
+    def computes_on(self) -> str:
+        """Where values are computed: ``"cuda"`` on a GPU that is there, else ``"cpu"``."""
+        return "cuda" if self.can_measure and not self.phantom else "cpu"
+
+    @property
     def label(self) -> str | None:
         """Where figures of this machine's GPU come from, as `Run.label`; None without a GPU."""
         if not self.can_measure:

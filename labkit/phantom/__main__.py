@@ -1,11 +1,9 @@
 """Run Python on a phantom GPU: ``python -m labkit.phantom a100-80gbx8 train.py --epochs 1``."""
 
 import os
-import re
 import sys
 
-from labkit.hardware.catalogue import gpu
-from labkit.phantom.process import environment
+from labkit.phantom.process import environment_of
 from labkit.values import InputError
 
 USAGE = "usage: python -m labkit.phantom GPU[xCOUNT] SCRIPT|-m MODULE|-c CODE [ARGUMENTS]"
@@ -17,10 +15,8 @@ def main(arguments: list[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     named, *rest = arguments
-    several = re.fullmatch(r"(.+)x(\d+)", named)
-    name, count = (several[1], int(several[2])) if several else (named, 1)
     try:
-        variables = environment(gpu(name), count)
+        variables = environment_of(named)
     except InputError as error:
         print(f"labkit.phantom: {error}", file=sys.stderr)
         return 2

@@ -5,9 +5,13 @@ Python calls `begin` there as soon as torch is imported; ``startup/sitecustomize
 """
 
 import os
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
+from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
 from labkit.phantom.build import find_wheel, stub_libraries
 from labkit.values import KIB, PHANTOM_VARIABLE, InputError
@@ -67,6 +71,27 @@ def environment(
     }
 
 
+def environment_of(named: str) -> dict[str, str]:
+    """Return `environment` of the GPU ``named``: ``"a100-80gb"``, or ``"h100x4"`` for four."""
+    several = re.fullmatch(r"(.+)x(\d{1,3})", named)
+    name, count = (several[1], int(several[2])) if several else (named, 1)
+    return environment(catalogue.gpu(name), count)
+
+
+def restart_on(named: str) -> None:
+    """Replace this process by the same command on the GPU ``named``, unless it runs on one."""
+    if PHANTOM_VARIABLE not in os.environ:
+        command = [sys.executable, "-m", "labkit", *sys.argv[1:]]
+        os.execve(sys.executable, command, environment_of(named))
+
+
+_KEPT: list[Any] = []
+
+
+def _refuse_cudnn(*args: Any, **options: Any) -> NoReturn:
+    raise RuntimeError("cuDNN's attention cannot run on a phantom GPU: allow another kernel")
+
+
 def begin() -> None:
     """Make this process's torch ready for the phantom GPU: follow values, avoid cuDNN."""
     import torch
@@ -76,6 +101,9 @@ def begin() -> None:
     # cuDNN hands out plans that no stub can imitate; PyTorch's own kernels take its place.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cudnn.enabled = False
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_cudnn_attention", _refuse_cudnn, "CUDA", allow_override=True)
+    _KEPT.append(library)  # it would undo that when it goes
     known = KnownValues()
     known.__enter__()
     known.print_what_is_known()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from labkit.course.results import plain
+from labkit.fake.process_group import one_of
 from labkit.hardware import this_machine
 from labkit.measurement import measure
 from labkit.plan.estimate import estimate
@@ -89,8 +90,10 @@ def _largest_batch(benchmark: Benchmark, label: str, recipe: Recipe) -> Entry:
 
 def _run(benchmark: Benchmark, recipe: Recipe) -> Run:
     torch.manual_seed(SEED)
-    with _within_budget(benchmark):
+    with _within_budget(benchmark), one_of(recipe.ranks):
         run = measure(training(benchmark.model, recipe), steps=STEPS)
+    if recipe.ranks > 1:  # the others send nothing
+        run = replace(run, losses=(), step_seconds=())
     return replace(run, trace=None)
 
 

@@ -78,9 +78,10 @@ class Entry:
 
     def __post_init__(self) -> None:
         problems = impossible(self.run) + impossible(self.predicted)
-        if self.run.mode in ("simulated", "phantom") or self.predicted.mode != "simulated":
-            problems.append("it needs a real run, and a simulation as its prediction")
-        if self.fitted and not self.run.losses:
+        if self.run.mode == "simulated" or self.predicted.mode != "simulated":
+            problems.append("it needs a run, and a simulation as its prediction")
+        computes = self.run.mode != "phantom" and self.recipe.ranks == 1  # of several, one is there
+        if self.fitted and computes and not self.run.losses:
             problems.append("it has no losses")
         if problems:
             raise InputError(f"{self.label!r}: {problems[0]}")

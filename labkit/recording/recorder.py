@@ -94,7 +94,9 @@ class Recorder:
     def accuracy(self) -> Part:
         """Run the accuracy matrix in a separate process, and store its table."""
         folder = self.work / "parts" / "accuracy"
-        path = folder / self.target.name / accuracy.FILE
+        path = (
+            folder / ("phantom" if self.machine.phantom else "") / self.target.name / accuracy.FILE
+        )
         command = [sys.executable, "-P", str(accuracy_script()), "--gpu", "--out", str(folder)]
         return self._part("accuracy", command, path, accuracy.load)
 

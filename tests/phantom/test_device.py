@@ -6,9 +6,11 @@ import re
 import pytest
 import torch
 from conftest import left
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import labkit as lab
 
+CUDNN = SDPBackend.CUDNN_ATTENTION
 ABOUT = """
 import json, torch
 properties = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
@@ -33,6 +35,21 @@ def test_it_is_the_gpu_of_the_catalogue(on_phantom, named):
         assert total_bytes == total == gpu.usable_bytes
         assert free_bytes == gpu.budget_bytes
         assert 64 << 10 <= shared_bytes <= 227 << 10
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("", 0), ("0", 1), ("1,0", 2), ("0,7,1", 1), ("-1", 0), ("2,1,0", 3)]
+)
+def test_cuda_visible_devices_hides_the_others(on_phantom, visible, count):
+    code = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
+    said = on_phantom("t4x3", "-c", code, CUDA_VISIBLE_DEVICES=visible)
+    assert said.split() == [str(count > 0), str(count)]
+
+
+def test_cudnns_attention_is_refused_in_a_sentence():
+    x = torch.zeros(1, 2, 64, 64, dtype=torch.float16, device="cuda")
+    with pytest.raises(RuntimeError, match="allow another kernel"), sdpa_kernel(CUDNN):
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
 NVML = """

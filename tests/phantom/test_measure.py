@@ -7,10 +7,10 @@ import torch
 from conftest import left
 
 import labkit as lab
-from benchmarks.accuracy import one_of
 from benchmarks.setups import GPU_RECIPES
 from labkit.course.verdicts import Verdict
 from labkit.doctor.gpu import check_gpu
+from labkit.fake.process_group import one_of
 from labkit.hardware import this_machine
 from labkit.plan.lengths import drawn_lengths, over_lengths
 from labkit.tracker import track

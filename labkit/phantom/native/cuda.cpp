@@ -38,8 +38,21 @@ struct Gpu {
   int major = 8, minor = 0, multiprocessors = 108;
   size_t shared_bytes = 166912;  // of one block, after opting in
   size_t total_bytes = size_t(80) << 30, context_bytes = 0;
-  int count = 1;
+  int count = 1, visible = 1;
 };
+
+// How many of them CUDA_VISIBLE_DEVICES leaves: those before its first number that is none of them.
+int visible_gpus(int count) {
+  const char* text = getenv("CUDA_VISIBLE_DEVICES");
+  if (!text) return count;
+  int visible = 0;
+  for (char* end; visible < count; text = end + 1, ++visible) {
+    long number = strtol(text, &end, 10);
+    if (end == text || number < 0 || number >= count) break;
+    if (*end != ',') return visible + 1;
+  }
+  return visible;
+}
 
 // LABKIT_PHANTOM holds, separated by semicolons: name, major, minor, multiprocessors, bytes of shared
 // memory per block, bytes in all, bytes of the context, number of GPUs. labkit/phantom/process.py writes it.
@@ -64,6 +77,7 @@ Gpu read_gpu() {
   gpu.total_bytes = strtoull(fields[5].c_str(), nullptr, 10);
   gpu.context_bytes = strtoull(fields[6].c_str(), nullptr, 10);
   gpu.count = std::min(atoi(fields[7].c_str()), kMostGpus);
+  gpu.visible = visible_gpus(gpu.count);
   return gpu;
 }
 
@@ -260,15 +274,15 @@ API cudaError_t cudaGetSymbolAddress(void** pointer, const void* symbol) {
 // --- devices -----------------------------------------------------------------------------------
 
 API cudaError_t cudaGetDeviceCount(int* count) {
-  *count = gpu().count;
-  return cudaSuccess;
+  *count = gpu().visible;
+  return *count ? cudaSuccess : fail(cudaErrorNoDevice);
 }
 API cudaError_t cudaGetDevice(int* device) {
   *device = current_device;
   return cudaSuccess;
 }
 API cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= gpu().count) return fail(cudaErrorInvalidDevice);
+  if (device < 0 || device >= gpu().visible) return fail(cudaErrorInvalidDevice);
   current_device = device;
   return cudaSuccess;
 }
@@ -375,6 +389,7 @@ API const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     default: return "not supported by labkit's phantom GPU";
   }
@@ -384,6 +399,7 @@ API const char* cudaGetErrorName(cudaError_t error) {
     case cudaSuccess: return "cudaSuccess";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     default: return "cudaErrorUnknown";
   }
@@ -540,7 +556,7 @@ API CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetCount(int* count) {
-  *count = gpu().count;
+  *count = gpu().visible;
   return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {

@@ -71,16 +71,21 @@ def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
 
 
 def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
-    """What CUDA's allocator, the tracker and the estimate say of a recipe at real size."""
+    """What CUDA's allocator, the tracker and the estimate say of a recipe at real size.
+
+    The allocator is asked without the tracker, under which blocks may lie in other places.
+    """
     simulated = lab.estimate(model, gpu=gpu, recipe=recipe).run
+    experiment = lab.training(model, recipe)
     with one_of(recipe.ranks):
-        run = lab.measure(lab.training(model, recipe))
-    if run.oom is not None:
-        return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
+        run = lab.measure(experiment, track=False)
+        if run.oom is not None:
+            return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
+        tracked = lab.measure(experiment, steps=2)
     return Row(
         name,
         max(run.step_peaks_bytes),
-        run.trace.peak_bytes,
+        tracked.trace.peak_bytes,
         simulated.peak_bytes,
         run.reserved_bytes,
         simulated.reserved_bytes,

@@ -86,8 +86,9 @@ class Result:
 
     @property
     def where(self) -> str:
-        """The machine's name, for a label."""
-        return self.machine["name"]
+        """The machine's name, for a label; that of a GPU that is not there says so."""
+        name = self.machine["name"]
+        return f"a phantom {name}" if self.machine.get("phantom") else name
 
     def __str__(self) -> str:
         peaks = [run.peak_bytes for run in self.runs]

@@ -41,7 +41,6 @@ def _functions() -> Iterator[tuple[ModuleType, str]]:
             value = getattr(module, name)
             if callable(value) and not isinstance(value, type):
                 yield module, name
-    yield from ((torch.cuda, name) for name in ("device", "device_of"))
     yield from ((torch.cuda.memory, name) for name in _MEMORY)
     yield from ((torch.backends.cuda, name) for name in ("is_built", *_ATTENTION))
     yield torch.backends.cudnn, "is_available"
@@ -63,6 +62,8 @@ def function_patches(gpu: Gpu) -> Iterator[AbstractContextManager]:
     for module, name in _functions():
         answer = answers.get(name) or _refusal(module, name)
         yield patch(module, name, _either(getattr(module, name), answer))
+    for name in ("device", "device_of"):
+        yield patch(torch.cuda, name, _kind(getattr(torch.cuda, name), nullcontext))
     yield from stream_patches()
     yield patch(torch.cuda.CUDAGraph, "__new__", _refusal(torch.cuda, "CUDAGraph"))
 
@@ -86,6 +87,20 @@ def _refusal(module: ModuleType, name: str) -> Callable:
             "peak_bytes, reserved_bytes and trace of the run that simulate returns."
         )
     return refused
+
+
+def _kind(original: type, answer: Callable) -> type:
+    """Do as `_either` for a class, and stay one: libraries ask what is an instance of it."""
+
+    class Kind(type):
+        def __call__(cls, *args: Any, **options: Any) -> Any:
+            asked = answer if asks_simulation(sys._getframe(1)) else original
+            return asked(*args, **options)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, original)
+
+    return Kind(original.__name__, (original,), {})
 
 
 _INSTEAD = {
@@ -129,7 +144,7 @@ def _answers(gpu: Gpu) -> dict[str, Callable]:
             ("current_device", "current_device_index", "current_device_idx"), _always(0)
         ),
         **dict.fromkeys(_NOTHING_TO_DO, _nothing),
-        **dict.fromkeys(("device", "device_of", "device_index"), nullcontext),
+        "device_index": nullcontext,
         "stream": torch.cpu.stream,
         "current_stream": torch.cpu.current_stream,
         "default_stream": default_stream,

@@ -254,6 +254,7 @@ def test_events_and_waiting_change_nothing():
             started.record()
             with torch.cuda.stream(side), torch.cuda.device(0):
                 loss.detach()
+            assert not isinstance(here, torch.cuda.device)  # as torch.cuda.synchronize asks
             side.record_event().wait()
             here.wait_stream(side)
             torch.cuda.synchronize()

@@ -4,6 +4,7 @@ import gc
 import inspect
 import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -214,6 +215,8 @@ def test_runs_are_compared():
     assert same_losses(a_run(losses=(2.00001, 1.0)), reference) is None
     assert "step 2 is 1.1" in same_losses(a_run(losses=(2.0, 1.1)), reference)
     assert "step 1 is nan" in same_losses(a_run(losses=(float("nan"), 1.0)), reference)
+    nothing_computed = replace(a_run(losses=()), mode="phantom")
+    assert "computes no losses" in same_losses(nothing_computed, nothing_computed)
     assert "has 1 losses, 2 are expected" in same_losses(a_run(losses=(2.0,)), reference)
     assert arithmetic_limit(a_run(flops=109), reference, 0.1) is None
     assert "the limit is 10%" in arithmetic_limit(a_run(flops=120), reference, 0.1)

@@ -11,7 +11,8 @@ experiment held is freed.
 Limits: a pretended budget on the CPU applies to the tracked steps. On a GPU the bytes that were in
 use before the run are subtracted, and the CUDA context, which lives outside the allocator, is not
 counted. Tracked steps keep saved tensors in other objects, so that blocks may lie elsewhere: on an
-H100 one of 61 recipes reserves 1.9 % more when it is tracked. Untracked runs (``track=False``) have one category only.
+H100 one of 61 recipes reserves 1.9 % more when it is tracked. Untracked runs (``track=False``) have
+one category only.
 """
 
 import os

@@ -62,6 +62,8 @@ PRIORITY = (
     Category.ACTIVATIONS,
 )
 _DEVICE = torch.ops.prim.device.default
+#: CUDA's makes the mask, its second result, first (``dropout_cuda`` in PyTorch's Dropout.cu).
+_DROPOUT = torch.ops.aten.native_dropout.default
 _RANK = {category: rank for rank, category in enumerate(PRIORITY)}
 
 
@@ -376,7 +378,10 @@ class Tracker(TorchDispatchMode):
         self.operator = func.__name__.partition(".")[0]
         try:
             out = func(*args, **kwargs)
-            for item in (out,) if isinstance(out, torch.Tensor) else tensors_in(out):
+            made = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
+            if func is _DROPOUT:
+                made.reverse()
+            for item in made:
                 for number, nbytes in self._met(item):
                     if self.budget_bytes is not None and nbytes:
                         self._check_budget(number, nbytes)

@@ -1,7 +1,5 @@
 """labkit measures on a phantom GPU as on a real one, and estimates what it measures."""
 
-import contextlib
-
 import pytest
 import torch
 from conftest import left
@@ -12,7 +10,6 @@ from labkit.course.verdicts import Verdict
 from labkit.doctor.gpu import check_gpu
 from labkit.fake.process_group import one_of
 from labkit.hardware import this_machine
-from labkit.plan.lengths import drawn_lengths, over_lengths
 from labkit.tracker import track
 
 #: One for each kind of thing that estimates must know, the small models'.
@@ -22,6 +19,7 @@ CHOSEN = [
     "SmolLM2-135M, 4 × 1024, fp32, adamw, activations on the host",
     "SmolLM2-135M, 4 × 1024, amp-fp16, adamw",
     "SmolLM2-135M, 4 × 1024, bf16, adamw8bit",
+    "GPT-2, 4 × 1024, amp-fp16, adamw",
     "Qwen2.5-0.5B, 2 × 1024, bf16, adamw, checkpointing, LoRA 16, int8",
     "Qwen2.5-0.5B, 2 × 1024, bf16, adamw, checkpointing, weights on the host",
     "Llama-3.2-1B, 4 × 2048, bf16, paged-adamw8bit, checkpointing, LoRA 16, nf4-double, "
@@ -33,13 +31,13 @@ def test_all_recipes_one_after_the_other_are_estimated_and_nothing_stays():
     gpu = this_machine.this_gpu()
     for name in CHOSEN:
         model, recipe = GPU_RECIPES[name]
-        run = lab.measure(lab.training(model, recipe))
+        run = lab.measure(lab.training(model, recipe), track=False)
         estimate = lab.estimate(model, gpu=gpu, recipe=recipe).run
         assert run.mode == "phantom"
         assert run.label == "on a phantom NVIDIA A100 SXM 80 GB"
         assert run.losses == run.step_seconds == ()
-        assert estimate.peak_bytes == pytest.approx(run.peak_bytes, rel=0.005), name
-        assert estimate.reserved_bytes == pytest.approx(run.reserved_bytes, rel=0.02), name
+        assert estimate.peak_bytes == pytest.approx(run.peak_bytes, rel=0.001), name
+        assert estimate.reserved_bytes == pytest.approx(run.reserved_bytes, rel=0.002), name
         assert left() == 0, name
 
 
@@ -55,33 +53,33 @@ def test_shards_are_gathered_on_streams_of_their_own():
     assert left() == 0
 
 
-def test_steps_of_varied_length_reserve_what_was_estimated():
-    recipe = lab.Recipe(batch_size=4)
-    lengths = drawn_lengths("60-768", steps=10, batch_size=recipe.batch_size)
-    found = over_lengths(
-        "SmolLM2-135M", lengths=lengths, gpu=this_machine.this_gpu(), recipe=recipe
-    )
-    longest_first = sorted(lengths, reverse=True)
-    for name, way in found.ways.items():
-        expandable = name == "expandable segments"
-        with expandable_segments(expandable):
-            order = longest_first if name == "longest first" else lengths
-            train = lab.training("SmolLM2-135M", recipe, lengths=order)(torch.device("cuda"))
-            reserved = tuple(torch.cuda.memory_reserved() for _ in train)
-            assert reserved == way.after_step_bytes, name
-            assert torch.cuda.max_memory_allocated() == way.peak_allocated_bytes, name
-            train.close()
-            assert left() == 0
+LENGTHS = """
+import torch
+import labkit as lab
+from labkit.hardware import cuda, this_machine
+from labkit.plan.lengths import drawn_lengths, over_lengths
 
-
-@contextlib.contextmanager
-def expandable_segments(on):
+model, recipe = "SmolLM2-135M", lab.Recipe(batch_size=4)
+lengths = drawn_lengths("60-768", steps=10, batch_size=recipe.batch_size)
+found = over_lengths(model, lengths=lengths, gpu=this_machine.this_gpu(), recipe=recipe)
+orders = {"longest first": sorted(lengths, reverse=True)}
+for name, way in found.ways.items():
+    expandable = name == "expandable segments"
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
     torch.cuda.reset_peak_memory_stats()
-    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
-    try:
-        yield
-    finally:
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    train = lab.training(model, recipe, lengths=orders.get(name, lengths))(torch.device("cuda"))
+    reserved = tuple(torch.cuda.memory_reserved() for _ in train)
+    print(reserved == way.after_step_bytes, len(set(reserved)) > 1)
+    print(torch.cuda.max_memory_allocated() == way.peak_allocated_bytes)
+    train.close()
+    cuda.free_memory()
+    print(torch.cuda.memory_reserved() == 0)
+"""
+
+
+def test_steps_of_varied_length_reserve_what_was_estimated(on_phantom):
+    said = on_phantom("t4", "-c", LENGTHS).split()
+    assert said == 12 * ["True"]
 
 
 def test_the_machine_says_that_it_is_a_phantom():

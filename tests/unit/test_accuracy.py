@@ -134,8 +134,12 @@ def test_a_recipe_that_fails_on_the_gpu_costs_only_its_own_row(monkeypatch, caps
 def test_on_a_gpu_the_estimate_is_held_to_the_measured_steps(monkeypatch):
     recipe, card = Recipe(batch_size=2, seq_len=32), catalogue.gpu("h200")
     measured = lab.measure(lab.training(tiny_config(), recipe))
-    measured = replace(measured, reserved_bytes=100 * MIB, step_peaks_bytes=(60 * MIB, 90 * MIB))
-    monkeypatch.setattr(lab, "measure", lambda experiment: measured)
+    truth = {"reserved_bytes": 100 * MIB, "step_peaks_bytes": (60 * MIB, 90 * MIB)}
+
+    def measure(experiment, *, steps=4, track=True):
+        return measured if track else replace(measured, trace=None, **truth)
+
+    monkeypatch.setattr(lab, "measure", measure)
     row = accuracy.on_gpu("it", tiny_config(), recipe, card)
     found = lab.estimate(tiny_config(), gpu=card, recipe=recipe)
     peaks = 90 * MIB, measured.trace.peak_bytes, found.peak_allocated_bytes

@@ -59,11 +59,7 @@ class Replay:
 
 
 def replay(
-    trace: Trace,
-    *,
-    budget_bytes: int | None = None,
-    expandable_segments: bool = False,
-    device_bytes: int | None = None,
+    trace: Trace, *, budget_bytes: int | None = None, expandable_segments: bool = False
 ) -> Replay:
     """Serve every event of ``trace`` as a `CachingAllocator` with these arguments would.
 
@@ -72,7 +68,7 @@ def replay(
     """
     if not isinstance(trace, Trace):
         raise InputError(f"a replay needs a trace, as in run.trace, not {type(trace).__name__}")
-    player = Player(trace, budget_bytes, expandable_segments, device_bytes)
+    player = Player(trace, budget_bytes, expandable_segments)
     allocator = player.allocator
     indices, allocated, reserved, highest = [], [], [], []
     for index, _, _ in trace.changes():

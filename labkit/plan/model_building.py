@@ -150,10 +150,8 @@ def _quantized(linear: torch.nn.Module, recipe: Recipe, device: torch.device) ->
     options = {"bias": linear.bias is not None, "device": "meta"}
     if recipe.quantize == "int8":
         layer = nn.Linear8bitLt(columns, rows, has_fp16_weights=False, threshold=6.0, **options)
-        on_host = weight.to(
-            "cpu"
-        )  # bitsandbytes quantizes int8 weights on their way to the GPU only
-        layer.weight = nn.Int8Params(on_host, requires_grad=False, has_fp16_weights=False)
+        weight = weight.to("cpu")  # quantized on the way to the GPU only
+        layer.weight = nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
     else:
         kind = {"quant_type": "nf4", "compress_statistics": recipe.quantize == "nf4-double"}
         computed_in = precisions.autocast_dtype(recipe.precision) or linear.weight.dtype

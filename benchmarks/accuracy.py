@@ -41,6 +41,7 @@ from labkit.fake.process_group import one_of
 from labkit.hardware import cuda, this_machine
 from labkit.hardware.catalogue import Gpu
 from labkit.hardware.this_machine import gpu_key, this_gpu
+from labkit.recording import benchmarks
 from labkit.recording.accuracy import (
     FILE,
     RECIPES_GROUP,
@@ -50,13 +51,14 @@ from labkit.recording.accuracy import (
     recorded,
 )
 from labkit.support.files import write_atomic
-from labkit.values import InputError, format_bytes
+from labkit.values import GIB, InputError, format_bytes
 
 Experiment = Callable[..., Iterator[torch.Tensor]]
 #: Errors larger than this, in per cent, are listed with their cause.
 TOLERATED = 1.0
 MARKERS = ("<!-- accuracy: begin -->", "<!-- accuracy: end -->")
 PHANTOM_MARKERS = ("<!-- phantom: begin -->", "<!-- phantom: end -->")
+HEADLINE_MARKERS = ("<!-- headlines: begin -->", "<!-- headlines: end -->")
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
@@ -267,14 +269,67 @@ def recorded_table(folder: Path = RESULTS) -> str:
     return "\n".join([*lines, "", f"{'; '.join(sorted(versions))}.", PHANTOM_MARKERS[1]])
 
 
+def headlines_table(folder: Path = RESULTS) -> str:
+    """What the phantom GPUs recorded of the benchmarks: a row for each recipe, a column each."""
+    gpus = benchmarks.recorded(folder / "phantom")
+    names = [found[0].machine["name"] for found in gpus.values()]
+    lines = [
+        HEADLINE_MARKERS[0],
+        _cells(["job", *names]),
+        _cells(["---"] + ["---:"] * len(names)),
+    ]
+    entries = {
+        (gpu, result.benchmark.name, entry.label): entry
+        for gpu, results in gpus.items()
+        for result in results
+        for entry in result.entries
+    }
+    for benchmark in benchmarks.BENCHMARKS.values():
+        for label, recipe in benchmark.recipes:
+            cells = [_job(benchmark, label, recipe)]
+            for gpu in gpus:
+                cells.append(_headline(benchmark, entries.get((gpu, benchmark.name, label))))
+            lines.append(_cells(cells))
+    errors = {
+        "allocated": [entry.peak_error_percent for entry in entries.values()],
+        "reserved": [entry.reserved_error_percent for entry in entries.values()],
+    }
+    worst = ", ".join(
+        f"{max((error for error in found if error is not None), key=abs, default=0):+.2f} % {kind}"
+        for kind, found in errors.items()
+    )
+    lines += ["", f"Worst of the estimates: {worst}.", HEADLINE_MARKERS[1]]
+    return "\n".join(lines)
+
+
+def _job(benchmark: benchmarks.Benchmark, label: str, recipe: lab.Recipe) -> str:
+    within = f" within {format_bytes(benchmark.budget_bytes)}" if benchmark.budget_bytes else ""
+    rows = f", {recipe.batch_size} × {recipe.seq_len:,}"
+    if benchmark.largest_batch:
+        rows = f", largest batch of {recipe.seq_len:,}"
+    elif recipe.accumulate > 1:
+        rows += f", × {recipe.accumulate}"
+    return f"{benchmark.model}{within}, {label}{rows}"
+
+
+def _headline(benchmark: benchmarks.Benchmark, entry: benchmarks.Entry | None) -> str:
+    """What was allocated and reserved at most, in GiB, after the batch that was looked for."""
+    if entry is None:
+        return "–"
+    if not entry.fitted:
+        return "does not fit"
+    batch = f"{entry.recipe.batch_size}: " if benchmark.largest_batch else ""
+    return f"{batch}{entry.run.peak_bytes / GIB:.3g} / {entry.run.reserved_bytes / GIB:.3g}"
+
+
 def store(rows: list[Row], folder: Path) -> Path:
     """Write the rows with the machine's versions; the file is whole or not there."""
     here = this_machine.machine()
     if here.phantom:
         folder = folder / "phantom"
     path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / FILE
-    kind = "phantom" if here.phantom else here.kind
-    machine = {"kind": kind, "name": here.name, "versions": here.versions}
+    machine = {"kind": here.kind, "name": here.name, "versions": here.versions}
+    machine["phantom"] = here.phantom
     date = datetime.now(UTC).isoformat(timespec="seconds")
     record = AccuracyTable(tuple(rows), machine, date).to_dict()
     write_atomic(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -290,7 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--recorded", action="store_true", help="only show what phantoms recorded")
     options = parser.parse_args(arguments)
     if options.recorded:
-        print(recorded_table())
+        print(recorded_table(), headlines_table(), sep="\n")
         return 0
     here = this_machine.machine()
     if options.gpu and not here.can_measure:

@@ -22,18 +22,25 @@ QUANTISED_PRODUCTS = ("gemm_4bit", "int8_linear_matmul")
 
 
 def _attention_flops(query, key, value, *_, **__) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
+    return sdpa_flop_count(query.shape, *_as_many_heads(query, key, value))
 
 
 def _attention_backward_flops(grad, query, key, value, *_, **__) -> int:
-    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+    return sdpa_backward_flop_count(grad.shape, query.shape, *_as_many_heads(query, key, value))
+
+
+def _as_many_heads(query: torch.Tensor, *shared: torch.Tensor) -> list[torch.Size]:
+    """Return the shapes of keys and values as if each head of the query had its own."""
+    return [torch.Size((*query.shape[:2], *each.shape[2:])) for each in shared]
 
 
 _aten = torch.ops.aten
-#: PyTorch's own table, with the CPU's flash attention, which it has since 2.15 only: the same two
-#: products forward and five backward as the CUDA kernel's entry.
+#: PyTorch's own table, with what it lacks: the CPU's flash attention before 2.15 (the same two
+#: products forward and five backward as the CUDA kernel's entry), grouped heads before 2.12.
 FLOP_FORMULAS = {
     **flop_registry,
+    _aten._scaled_dot_product_flash_attention: _attention_flops,
+    _aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }

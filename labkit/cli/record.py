@@ -48,13 +48,14 @@ def add_command(commands: Any) -> None:
 def _record(options: argparse.Namespace) -> int:
     if options.check is not None:
         return _check([Path(folder) for folder in options.check], Path(options.out))
+    if options.phantom is not None:
+        from labkit.phantom.process import restart_on
+
+        restart_on(options.phantom)  # before PyTorch, which needs the libraries to be imported
     from labkit.course import lessons, runner
     from labkit.hardware import this_machine
-    from labkit.phantom.process import restart_on
     from labkit.recording import benchmarks, recorder
 
-    if options.phantom is not None:
-        restart_on(options.phantom)
     here = this_machine.machine()
     if not here.can_measure:
         raise InputError(

@@ -85,10 +85,15 @@ class Result:
     schema: Literal[1] = 1
 
     @property
+    def phantom(self) -> bool:
+        """Whether the GPU was not there."""
+        return self.machine.get("phantom", False)
+
+    @property
     def where(self) -> str:
         """The machine's name, for a label; that of a GPU that is not there says so."""
         name = self.machine["name"]
-        return f"a phantom {name}" if self.machine.get("phantom") else name
+        return f"a phantom {name}" if self.phantom else name
 
     def __str__(self) -> str:
         peaks = [run.peak_bytes for run in self.runs]
@@ -212,7 +217,7 @@ def versions_text(
     return ", ".join(f"{name} {found[name]}" for name in chosen if found.get(name))
 
 
-# --- recorded on real GPUs ---------------------------------------------------------------------
+# --- recorded on GPUs --------------------------------------------------------------------------
 
 
 def result_folders() -> list[Path]:
@@ -232,12 +237,12 @@ def load_recorded(path: Path) -> Result:
 
 
 def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
-    """Return what real GPUs gave for ``lesson``, one result per GPU, ordered by the GPU's name.
+    """Return what GPUs gave for ``lesson``, one result per GPU, real ones before phantoms.
 
     ``folder`` holds ``<gpu>/<lesson>.json``; the course's own recordings if None.
     """
     found = read_folders(folder, f"{lesson_number(lesson)}.json", load_recorded)
-    return list(found.values())
+    return sorted(found.values(), key=lambda result: result.phantom)
 
 
 def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
@@ -253,13 +258,14 @@ def read_folders(
 ) -> dict[tuple[str, str], Read]:
     """Return what ``load`` reads from each ``<gpu>/<pattern>``, by GPU and file stem, sorted.
 
-    A file that ``load`` refuses with `InputError` is named in a warning and left out.
+    What phantom GPUs gave is in ``phantom/<gpu>``, which is then the GPU's name here. A file that ``load`` refuses with `InputError` is named in a warning and left out.
     """
     found: dict[tuple[str, str], Read] = {}
     for base in [Path(folder)] if folder is not None else result_folders():
-        for path in sorted(base.glob(f"*/{pattern}")):
+        for path in sorted([*base.glob(f"*/{pattern}"), *base.glob(f"phantom/*/{pattern}")]):
+            gpu = path.parent.relative_to(base).as_posix()
             try:
-                found.setdefault((path.parent.name, path.stem), load(path))
+                found.setdefault((gpu, path.stem), load(path))
             except InputError as error:
                 warnings.warn(f"recorded file left out: {error}", UserWarning, stacklevel=3)
     return dict(sorted(found.items()))

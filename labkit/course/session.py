@@ -119,7 +119,7 @@ def folder() -> Path:
 
 
 def recorded(lesson: str | int | None = None) -> None:
-    """Show what real GPUs recorded for a lesson, or that none has yet.
+    """Show what GPUs recorded for a lesson: real ones, or that none has yet, then phantoms.
 
     Args:
         lesson: its number; the lesson that is running if None.
@@ -129,17 +129,19 @@ def recorded(lesson: str | int | None = None) -> None:
     """
     number = lesson_number(lesson if lesson is not None else current.lesson or "")
     found = results.recorded(number)
-    if not found:
+    if not any(not result.phantom for result in found):
         cards.message_card(
             "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it.",
             title="Recorded on real GPUs",
         )
     for result in found:
         versions = results.versions_text(result.machine)
-        cards.message_card(
-            f"Recorded on {result.where}, {result.date[:10]}, {versions}.",
-            title="Recorded on real GPUs",
-        )
+        text = f"Recorded on {result.where}, {result.date[:10]}, {versions}."
+        title = "Recorded on real GPUs"
+        if result.phantom:
+            text += " The bytes are those of PyTorch's own allocator; the GPU is not there."
+            title = "Recorded on a phantom GPU"
+        cards.message_card(text, title=title)
         tables.table(list(result.runs))
 
 

@@ -7,6 +7,7 @@ Python calls `begin` there as soon as torch is imported; ``startup/sitecustomize
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -102,7 +103,11 @@ def begin() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cudnn.enabled = False
     library = torch.library.Library("aten", "IMPL")
-    library.impl("_scaled_dot_product_cudnn_attention", _refuse_cudnn, "CUDA", allow_override=True)
+    with warnings.catch_warnings():  # PyTorch 2.10 to 2.12 warn all the same
+        warnings.simplefilter("ignore")
+        library.impl(
+            "_scaled_dot_product_cudnn_attention", _refuse_cudnn, "CUDA", allow_override=True
+        )
     _KEPT.append(library)  # it would undo that when it goes
     known = KnownValues()
     known.__enter__()

@@ -34,7 +34,8 @@ from labkit.values import InputError, format_bytes, positive_int
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Accumulated batches that are traced.
+#: Accumulated batches that are traced where their number is odd; one more where it is even, since
+#: two batches may take turns with the blocks of the largest tensors.
 ACCUMULATED = 3
 #: Assumed where no GPU is named: the first that can run the recipe. The L4 is what hosted
 #: notebooks offer next after the T4, and it computes in bfloat16.
@@ -280,7 +281,7 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
     `estimate`.
 
     From the second accumulated batch on all are identical: unless the log is to be ``exact``, three
-    stand for all of them, and the work of the others is added.
+    or four stand for all of them, and the work of the others is added.
     """
     if recipe.accumulate > ACCUMULATED and not exact:
         fewer = recipe_log(config, recipe.but(accumulate=ACCUMULATED - 1), gpu)

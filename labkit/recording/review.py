@@ -32,9 +32,12 @@ def problems(folder: Path) -> list[str]:
 def _record_problems(path: Path) -> Iterator[str]:
     record = _load(path)
     kind, name = record.machine["kind"], record.machine["name"]
-    phantom = path.parent.parent.name == "phantom"
-    if kind not in (("phantom",) if phantom else ("cuda", "rocm")):
-        yield f"it was made on {kind!r}, not on a GPU that is measured"
+    if kind not in ("cuda", "rocm"):
+        yield f"it was made on {kind!r}, not on a GPU"
+    phantom = record.machine.get("phantom", False)
+    if phantom != (path.parent.parent.name == "phantom"):
+        place = "belongs into" if phantom else "does not belong into"
+        yield f"it {place} results/phantom"
     # The accuracy matrix does not say how large the GPU is.
     key = gpu_key(name, record.machine.get("capacity_bytes"))
     if path.parent.resolve().name != key and not isinstance(record, AccuracyTable):

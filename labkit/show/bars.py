@@ -24,6 +24,7 @@ from labkit.show.picture import (
     Picture,
     area_legend,
     fill,
+    marked,
     note,
     one_line,
     scale,
@@ -91,7 +92,7 @@ def draw_bars(
             ends.append(_draw_failure(axes, y, run, int(end)) if run.oom else end)
             lines = textwrap.wrap(one_line(name, 300), 30, max_lines=2, placeholder=" …")
             if len(places) > 1:
-                lines.append(textwrap.shorten(run.label, 36, placeholder=" …"))
+                lines.append(textwrap.shorten(marked(run.label), 36, placeholder=" …"))
             written.append("\n".join(lines))
             if not run.oom:
                 text = format_bytes(run.peak_bytes)

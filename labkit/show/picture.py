@@ -66,6 +66,7 @@ LINE_DASHES = ("-", "--", "-.", ":")
 INK, GREY, ALARM = "#222222", "#5C5C5C", "#B00020"
 EDGE = {"edgecolor": INK, "linewidth": 0.6}  # of an area; hatches take its colour
 LIMIT_LINE = {"color": INK, "linewidth": 1.6, "linestyle": (0, (5, 2))}
+PHANTOM_MARK = "◐"  # half of it is there: PyTorch's allocator, and no GPU
 PAPER = {"facecolor": "white", "alpha": 0.95, "edgecolor": "none", "pad": 1.5}  # behind a text
 
 ROWS_IN_ALT = 12  # of a table; a longer text would not be listened to
@@ -127,7 +128,7 @@ class Picture(Shown, Figure):
         self.set_layout_engine(ConstrainedLayoutEngine(rect=rect, w_pad=0.1, h_pad=0.06))
         with mpl.rc_context(STYLE):
             self._write_line(title, 1 - 12 / height, size=13, weight="bold")
-            self._write_line(source, 1 - 36 / height, size=10, color=GREY)
+            self._write_line(marked(source), 1 - 36 / height, size=10, color=GREY)
             if legend:
                 self._write_legend(legend, min(columns, len(legend)), 1 - above / height)
 
@@ -200,6 +201,11 @@ class Picture(Shown, Figure):
         """Show the figure and its table now."""
         display(self.rich())
         return self
+
+
+def marked(source: str) -> str:
+    """Return where numbers come from, with a mark on what a phantom GPU gave."""
+    return source.replace("on a phantom", f"{PHANTOM_MARK} on a phantom")
 
 
 def showing(draw: Callable[..., Picture]) -> Callable[..., Picture]:

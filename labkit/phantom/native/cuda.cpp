@@ -24,8 +24,6 @@
 #include <string>
 #include <vector>
 
-#undef cudaGetDeviceProperties
-
 #define API extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -303,6 +301,7 @@ static int threads_per_multiprocessor() {
   return consumer ? 1536 : 2048;
 }
 
+// CUDA 12's header renames it to what its library calls it.
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   memset(properties, 0, sizeof *properties);
   snprintf(properties->name, sizeof properties->name, "%s", gpu().name.c_str());

@@ -258,7 +258,8 @@ def read_folders(
 ) -> dict[tuple[str, str], Read]:
     """Return what ``load`` reads from each ``<gpu>/<pattern>``, by GPU and file stem, sorted.
 
-    What phantom GPUs gave is in ``phantom/<gpu>``, which is then the GPU's name here. A file that ``load`` refuses with `InputError` is named in a warning and left out.
+    What phantom GPUs gave is in ``phantom/<gpu>``, which is then the GPU's name here. A file that
+    ``load`` refuses with `InputError` is named in a warning and left out.
     """
     found: dict[tuple[str, str], Read] = {}
     for base in [Path(folder)] if folder is not None else result_folders():

@@ -84,7 +84,8 @@ def test_hostile_names_are_text():
 
 def test_what_a_phantom_gave_has_a_mark_in_every_figure():
     phantom = t4("there is none", mode="phantom")
-    for figure in (draw_bars([phantom]), draw_timeline(traced_run(mode="phantom", device="NVIDIA T4"))):
+    traced = traced_run(mode="phantom", device=phantom.device)
+    for figure in (draw_bars([phantom]), draw_timeline(traced)):
         assert f"◐ {phantom.label}" in words(figure)
     beside = words(draw_bars([phantom, t4()]))
     assert beside.count("◐") == 2  # where the numbers come from, and beside its bar

@@ -1,7 +1,8 @@
 """What CUDA's kernels take from PyTorch's allocator beside the tensors that an operator returns.
 
 cuBLAS: PyTorch hands it a block of its own memory for every pair of handle and stream and keeps it.
-Handles belong to threads, and backward runs in a thread of its own: a training step holds two.
+Handles belong to threads, and backward runs in a thread of its own: a training step holds two. From
+2.15 on each product takes a block once it has its result, and gives it back.
 
 Flash attention's backward: it sums the queries' gradient in float32 and, where several query heads
 share a key head, makes the keys' and values' gradients for every query head before it adds them up.
@@ -18,6 +19,8 @@ Limits: cuBLAS's default sizes, unless ``CUBLAS_WORKSPACE_CONFIG`` says otherwis
 from dataclasses import replace
 from math import prod
 
+import torch
+
 from labkit.hardware.catalogue import Gpu
 from labkit.trace import Category, Event, Phase, Storage, Trace
 from labkit.values import KIB, MIB
@@ -26,6 +29,9 @@ from labkit.values import KIB, MIB
 DEFAULT_BYTES = 2 * 4096 * KIB + 8 * 16 * KIB
 HOPPER_BYTES = 32 * MIB  # and Blackwell
 ROCM_BYTES = 128 * MIB  # gfx94x, the AMD GPUs of the catalogue
+LT_BYTES = MIB  # of cuBLASLt, which adds a bias, where it does not share cuBLAS's
+#: Whether threads keep their block.
+KEPT = torch.__version__ < (2, 15)
 _MULTIPLYING = {"mm", "addmm", "bmm", "baddbmm", "gemm_4bit", "int8_linear_matmul"}
 
 
@@ -39,40 +45,49 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 
 def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
-    """Return ``trace`` with what ``gpu`` adds: cuBLAS's when the first products have their results,
-    and flash attention's when its backward has."""
+    """Return ``trace`` with what ``gpu`` adds: cuBLAS's when products have their results (the first
+    of a thread, or all of them), and flash attention's when its backward has."""
     nbytes = workspace_bytes(gpu)
-    products = _first_products(trace) if nbytes else set()
+    products = _products(trace, nbytes) if nbytes else {}
     after = _flash_backwards(trace)
     storages, events, moved = list(trace.storages), [], []
 
-    def take(what: str, nbytes: int, phase: Phase, stream: int) -> None:
+    def take(what: str, nbytes: int, event: Event, *, kept: bool) -> None:
         kind, shape = Category.UNATTRIBUTED, (nbytes,)
-        events.append(Event(len(storages), nbytes, phase, stream))
-        storages.append(Storage(nbytes, kind, trace.device, what, "", "", phase, shape, "uint8"))
+        events.append(Event(len(storages), nbytes, event.phase, event.stream))
+        storages.append(
+            Storage(nbytes, kind, trace.device, what, "", "", event.phase, shape, "uint8")
+        )
+        if not kept:
+            events.append(events[-1]._replace(change_bytes=-nbytes))
 
     for index, event in enumerate(trace.events):
         moved.append(len(events))
         events.append(event)
         if index in products:
-            take("cuBLAS workspace", nbytes, event.phase, event.stream)
+            take("cuBLAS workspace", products[index], event, kept=KEPT)
         if index in after:
-            take("flash attention's backward", after[index], event.phase, event.stream)
-            events.append(events[-1]._replace(change_bytes=-after[index]))
+            take("flash attention's backward", after[index], event, kept=False)
     moved.append(len(events))
     step_starts = tuple(moved[start] for start in trace.step_starts)
     return replace(trace, storages=tuple(storages), events=tuple(events), step_starts=step_starts)
 
 
-def _first_products(trace: Trace) -> set[int]:
-    """Return the events with which forward's and backward's thread first multiply."""
-    first: dict[Phase, int] = {}
+def _products(trace: Trace, nbytes: int) -> dict[int, int]:
+    """Return the bytes that products take, by the event of their result: where blocks are kept,
+    only those with which forward's and backward's thread first multiply."""
+    found: dict[int, int] = {}
+    phases = set()
     for index, storage, change_bytes in trace.changes():
+        if change_bytes <= 0 or storage.operator not in _MULTIPLYING:
+            continue
         phase = trace.events[index].phase
-        multiplies = change_bytes > 0 and storage.operator in _MULTIPLYING
-        if multiplies and phase in (Phase.FORWARD, Phase.BACKWARD):
-            first.setdefault(phase, index)
-    return set(first.values())
+        if not KEPT:
+            found[index] = LT_BYTES if storage.operator == "addmm" else nbytes
+        elif phase in (Phase.FORWARD, Phase.BACKWARD) and phase not in phases:
+            phases.add(phase)
+            found[index] = nbytes
+    return found
 
 
 def flash_backward_bytes(query: tuple[int, ...], key: tuple[int, ...], item_bytes: int) -> int:

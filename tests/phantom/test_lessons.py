@@ -1,9 +1,12 @@
-"""Lessons on a phantom GPU: they pass, and judge nothing that needs values or seconds from it."""
+"""Lessons on a phantom GPU: they pass, judge nothing that needs values or seconds from it, and
+leave nothing in its memory."""
 
+import nbformat
 import pytest
+from conftest import BITSANDBYTES_TABLE
 
 from labkit.course import runner
-from labkit.course.lessons import find
+from labkit.course.lessons import find, lesson_at
 from labkit.course.outcomes import stored_result
 
 #: Beside the nightly ones: attention's kernels, and a recipe that is measured and predicted.
@@ -14,14 +17,27 @@ LESSONS = [
     )
     for lesson in find([])
 ]
+#: A lesson's last cell: forget all names, and see what the allocator still holds.
+LAST_CELL = f"""
+%reset -f
+import torch
+import labkit as lab
+lab.free_memory()
+lab.expect(torch.cuda.memory_allocated() in (0, {BITSANDBYTES_TABLE}), "nothing stays allocated")
+lab.expect(torch.cuda.memory_reserved() <= 2 << 20, "nothing stays reserved")
+"""
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_lessons_pass(lesson, tmp_path):
-    course = runner.run([lesson], folder=tmp_path, timeout_seconds=900)
+def test_lessons_pass_and_nothing_stays(lesson, tmp_path):
+    notebook = nbformat.read(lesson.path, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(LAST_CELL))
+    extended = tmp_path / lesson.path.name
+    nbformat.write(notebook, extended)
+    course = runner.run([lesson_at(extended)], folder=tmp_path / "out", timeout_seconds=900)
     [outcome] = course.outcomes
     assert outcome.passed, outcome.problems
-    result = stored_result(outcome, tmp_path)
+    result = stored_result(outcome, tmp_path / "out")
     assert result.machine["phantom"]
     for entry in result.judgements:
         assert "measured on" not in (entry.get("mode") or ""), entry["id"]

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import labkit as lab
+from labkit.allocator.attention import flash_backward
 from labkit.allocator.reductions import sum_workspaces
 from labkit.allocator.workspaces import (
     DEFAULT_BYTES,
-    flash_backward_bytes,
     with_workspaces,
     workspace_bytes,
 )  # fmt: skip
@@ -77,26 +77,27 @@ def attention(device, heads=8, key_heads=2):
 
 
 @pytest.mark.parametrize(
-    ("key_heads", "nbytes"),
+    ("key_heads", "more"),
     [
-        (8, 4 * 8 * 256 * 65),  # float32, tokens in whole 128s, and a number for each row
-        (2, 4 * 8 * 256 * 65 + 2 * 2 * 8 * 200 * 64),  # and keys and values for every query head
+        (8, []),
+        (2, 2 * [2 * 8 * 200 * 64]),  # keys and values for every query head
     ],
 )
-def test_flash_backward_takes_what_its_source_says(key_heads, nbytes):
-    assert flash_backward_bytes((1, 8, 200, 64), (1, key_heads, 200, 64), 2) == nbytes
+def test_flash_backward_takes_what_its_source_says(key_heads, more):
+    # A number for each row, float32, tokens in whole 128s; then the query's gradient.
+    blocks = [4 * 8 * 256, 4 * 8 * 256 * 64, *more]
     card = gpu("a100-80gb")
     plain = simulated_log(attention, gpu=card, key_heads=key_heads).trace
     trace = with_workspaces(plain, card)
     added = [n for n, s in enumerate(trace.storages) if s.category is Category.UNATTRIBUTED]
-    changes = [[e.change_bytes for e in trace.events if e.storage == n] for n in added]
-    assert changes == [[nbytes, -nbytes]] * 2  # in both steps, and gone again
+    changes = [e.change_bytes for e in trace.events if e.storage in added]
+    assert changes == 2 * [*blocks, *(-nbytes for nbytes in reversed(blocks))]  # in both steps
 
 
 def test_flash_rounds_heads_up():
     for size, rounded in {64: 64, 80: 96, 128: 128, 160: 192, 256: 256}.items():
         shape = (2, 4, 128, size)
-        assert flash_backward_bytes(shape, shape, 2) == 4 * 2 * 4 * 128 * (rounded + 1)
+        assert (1, 4 * 2 * 4 * 128 * rounded) in flash_backward(shape, shape, 2)
 
 
 # --- sums ----------------------------------------------------------------------------------------

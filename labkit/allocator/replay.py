@@ -33,6 +33,7 @@ class Replay:
         allocated_bytes, reserved_bytes: after each of these events.
         highest_bytes: the most allocated during each of them: a storage that changes its size is
             copied, so the old and the new block are both in use for a moment.
+        flushes: how often ``cudaMalloc`` failed and everything cached was given back.
         failure: the first request that failed; None if all were served. Its ``live_bytes`` is
             what was allocated, and ``unattributed`` there is what rounding took of it.
     """
@@ -46,6 +47,7 @@ class Replay:
     highest_bytes: tuple[int, ...] = field(repr=False)
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    flushes: int
     failure: OutOfMemory | None
 
     def step_peaks_bytes(self) -> tuple[int, ...]:
@@ -57,9 +59,18 @@ class Replay:
             peaks.append(max(self.highest_bytes[first:last], default=before))
         return tuple(peaks)
 
+    def after_step_bytes(self) -> tuple[int, ...]:
+        """Return what was reserved when each training step ended."""
+        ends = [bisect_left(self.indices, stop) for _, stop in self.trace.steps()]
+        return tuple(self.reserved_bytes[end - 1] if end else 0 for end in ends)
+
 
 def replay(
-    trace: Trace, *, budget_bytes: int | None = None, expandable_segments: bool = False
+    trace: Trace,
+    *,
+    budget_bytes: int | None = None,
+    expandable_segments: bool = False,
+    device_bytes: int | None = None,
 ) -> Replay:
     """Serve every event of ``trace`` as a `CachingAllocator` with these arguments would.
 
@@ -68,7 +79,7 @@ def replay(
     """
     if not isinstance(trace, Trace):
         raise InputError(f"a replay needs a trace, as in run.trace, not {type(trace).__name__}")
-    player = Player(trace, budget_bytes, expandable_segments)
+    player = Player(trace, budget_bytes, expandable_segments, device_bytes)
     allocator = player.allocator
     indices, allocated, reserved, highest = [], [], [], []
     for index, _, _ in trace.changes():
@@ -86,6 +97,7 @@ def replay(
         highest_bytes=tuple(highest),
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
+        flushes=allocator.flushes,
         failure=player.failure,
     )
 

@@ -11,12 +11,12 @@ Limits: those of `estimate`. A batch is padded to its longest row.
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.allocator.replay import Player
+from labkit.allocator.replay import Replay, replay
 from labkit.allocator.workspaces import with_workspaces
 from labkit.fake.repeated_steps import continued
 from labkit.hardware import catalogue
@@ -24,7 +24,6 @@ from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config
 from labkit.plan.estimate import assumed_gpu, recipe_log
 from labkit.plan.recipe import MOST_SEQUENCE, Recipe
-from labkit.runs import OutOfMemory
 from labkit.trace import Trace
 from labkit.values import InputError, format_bytes, positive_int, shown
 
@@ -34,30 +33,17 @@ SHOWN_STEPS = (1, 3, 10, 30, 100, 300, 1000, 3000)
 
 
 @dataclass(frozen=True)
-class Reserved:
-    """What the allocator did in a run of many steps.
-
-    ``after_step_bytes`` is what was reserved when each step ended. ``flushes`` counts the times
-    that ``cudaMalloc`` failed and everything cached was given back. ``failure`` is the first
-    request that failed all the same; what follows it is served without limit.
-    """
-
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    after_step_bytes: tuple[int, ...]
-    flushes: int
-    failure: OutOfMemory | None
-
-
-@dataclass(frozen=True)
 class OverLengths:
-    """What a recipe takes where each step has another length; ``ways`` by name, see the module."""
+    """What a recipe takes where each step has another length; ``ways`` by name, see the module.
+
+    What follows the first request that fails is served without limit.
+    """
 
     model: str
     gpu: Gpu
     recipe: Recipe
     lengths: tuple[int, ...]
-    ways: Mapping[str, Reserved]
+    ways: Mapping[str, Replay]
     assumed: str | None = None
 
     @property
@@ -76,7 +62,13 @@ class OverLengths:
             "capacity_bytes": self.gpu.budget_bytes,
             "fits": self.fits,
             "ways": {
-                name: vars(way) | {"failure": str(way.failure) if way.failure else None}
+                name: {
+                    "peak_allocated_bytes": way.peak_allocated_bytes,
+                    "peak_reserved_bytes": way.peak_reserved_bytes,
+                    "after_step_bytes": way.after_step_bytes(),
+                    "flushes": way.flushes,
+                    "failure": str(way.failure) if way.failure else None,
+                }
                 for name, way in self.ways.items()
             },
         }
@@ -96,15 +88,18 @@ class OverLengths:
         lines += [f"  {self.assumed}"] if self.assumed else []
         lines += ["", f"  {'':<26}" + "".join(f"{name:>22}" for name in ways)]
 
-        def row(label: str, cell: Callable[[Reserved], str]) -> str:
-            return f"  {label:<26}" + "".join(f"{cell(way):>22}" for way in ways.values())
+        def row(label: str, cells: Iterable[str]) -> str:
+            return f"  {label:<26}" + "".join(f"{cell:>22}" for cell in cells)
 
-        lines.append(row("allocated, at most", lambda way: format_bytes(way.peak_allocated_bytes)))
+        allocated = [format_bytes(way.peak_allocated_bytes) for way in ways.values()]
+        lines.append(row("allocated, at most", allocated))
+        after = [way.after_step_bytes() for way in ways.values()]
         for step in [*(n for n in SHOWN_STEPS if n < steps), steps]:
-            label = f"reserved after step {step}"
-            lines.append(row(label, lambda way, n=step: format_bytes(way.after_step_bytes[n - 1])))
-        lines.append(row("reserved, at most", lambda way: format_bytes(way.peak_reserved_bytes)))
-        lines.append(row("failed cudaMallocs", lambda way: str(way.flushes)))
+            reserved = [format_bytes(each[step - 1]) for each in after]
+            lines.append(row(f"reserved after step {step}", reserved))
+        reserved = [format_bytes(way.peak_reserved_bytes) for way in ways.values()]
+        lines.append(row("reserved, at most", reserved))
+        lines.append(row("failed cudaMallocs", [str(way.flushes) for way in ways.values()]))
         failures = {name: way.failure for name, way in ways.items() if way.failure}
         lines += [""] * bool(failures) + [f"  {name}: {why}" for name, why in failures.items()]
         lines += [
@@ -158,31 +153,13 @@ def over_lengths(
             report()
     trace = continued(traces, lengths)
     longest_first = continued(traces, sorted(lengths, reverse=True))
+    memory = {"budget_bytes": gpu.budget_bytes, "device_bytes": gpu.usable_bytes}
     ways = {
-        "ordinary": played(trace, gpu),
-        "longest first": played(longest_first, gpu),
-        "expandable segments": played(trace, gpu, expandable_segments=True),
+        "ordinary": replay(trace, **memory),
+        "longest first": replay(longest_first, **memory),
+        "expandable segments": replay(trace, **memory, expandable_segments=True),
     }
     return OverLengths(name, gpu, recipe, lengths, ways, assumed)
-
-
-def played(trace: Trace, gpu: Gpu, *, expandable_segments: bool = False) -> Reserved:
-    """Serve ``trace`` as the allocator of ``gpu`` would; note what is reserved after each step."""
-    player = Player(trace, gpu.budget_bytes, expandable_segments, device_bytes=gpu.usable_bytes)
-    ends = {stop for _, stop in trace.steps()}
-    after_step_bytes = []
-    for index in range(len(trace.events)):
-        if trace.storages[trace.events[index].storage].device == trace.device:
-            player.play(index)
-        if index + 1 in ends:
-            after_step_bytes.append(player.allocator.reserved_bytes)
-    return Reserved(
-        peak_allocated_bytes=player.allocator.peak_allocated_bytes,
-        peak_reserved_bytes=player.allocator.peak_reserved_bytes,
-        after_step_bytes=tuple(after_step_bytes),
-        flushes=player.allocator.flushes,
-        failure=player.failure,
-    )
 
 
 def drawn_lengths(

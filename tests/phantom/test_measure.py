@@ -1,5 +1,7 @@
 """labkit measures on a phantom GPU as on a real one, and estimates what it measures."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import left
@@ -69,7 +71,7 @@ for name, way in found.ways.items():
     torch.cuda.reset_peak_memory_stats()
     train = lab.training(model, recipe, lengths=orders.get(name, lengths))(torch.device("cuda"))
     reserved = tuple(torch.cuda.memory_reserved() for _ in train)
-    print(reserved == way.after_step_bytes, len(set(reserved)) > 1)
+    print(reserved == way.after_step_bytes(), len(set(reserved)) > 1)
     print(torch.cuda.max_memory_allocated() == way.peak_allocated_bytes)
     train.close()
     cuda.free_memory()
@@ -127,3 +129,10 @@ def test_losses_come_from_the_cpu():
     trained = lab.losses(linear, steps=5)
     assert "trained on the CPU" in trained.label
     assert all(curve[0] > curve[-1] > 0 for curve in trained.curves)
+
+
+@pytest.mark.nightly
+def test_the_page_shows_what_the_published_runs_take_here(on_phantom):
+    here = Path(__file__).parents[2]
+    table = on_phantom("v100", "-W", "ignore", here / "benchmarks/published.py")
+    assert table in (here / "docs/PHANTOM.md").read_text(encoding="utf-8")

@@ -88,8 +88,8 @@ def test_what_is_reserved_grows_until_every_length_has_been_there():
     found = over_lengths(tiny_config(), lengths=LENGTHS, gpu="t4", batch_size=4)
     ordinary = found.ways["ordinary"]
     assert found.fits
-    assert len(ordinary.after_step_bytes) == len(LENGTHS)
-    assert ordinary.after_step_bytes[0] < ordinary.after_step_bytes[-1]
+    assert len(ordinary.after_step_bytes()) == len(LENGTHS)
+    assert ordinary.after_step_bytes()[0] < ordinary.after_step_bytes()[-1]
     assert ordinary.peak_reserved_bytes > found.ways["longest first"].peak_reserved_bytes
     assert "rows of 64 to 300 tokens, 8 steps" in str(found)
     same = over_lengths(tiny_config(), lengths=[300, 300], gpu="t4", batch_size=4).ways

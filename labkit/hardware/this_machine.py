@@ -74,6 +74,11 @@ class Machine:
         return "cuda" if self.can_measure and not self.phantom else "cpu"
 
     @property
+    def processor(self) -> str:
+        """The name of what computes values here, and takes time: for a phantom it is the CPU."""
+        return "this machine's CPU" if self.phantom else self.name
+
+    @property
     def label(self) -> str | None:
         """Where figures of this machine's GPU come from, as `Run.label`; None without a GPU."""
         if not self.can_measure:

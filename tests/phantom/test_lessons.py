@@ -1,6 +1,8 @@
 """Lessons on a phantom GPU: they pass, judge nothing that needs values or seconds from it, and
 leave nothing in its memory."""
 
+import re
+
 import nbformat
 import pytest
 from conftest import BITSANDBYTES_TABLE
@@ -41,3 +43,6 @@ def test_lessons_pass_and_nothing_stays(lesson, tmp_path):
     assert result.machine["phantom"]
     for entry in result.judgements:
         assert "measured on" not in (entry.get("mode") or ""), entry["id"]
+    executed = (tmp_path / "out" / outcome.notebook).read_text(encoding="utf-8")
+    said = rf"(?:measured|timed|trained|run|computed) on {re.escape(result.machine['name'])}"
+    assert not re.findall(said, executed)

@@ -1,12 +1,13 @@
-"""What PyTorch's CUDA kernels for sums and means take from the allocator while they run.
+"""What PyTorch's CUDA kernels for sums, means and softmax take from the allocator while they run.
 
 A sum of many numbers into few is divided among blocks of threads. Each writes what it has into a
 buffer, and the last block to finish, which a counter tells it, adds the buffer up. Gradients of
-biases and of norms' weights are such sums.
+biases and of norms' weights are such sums. Softmax's backward multiplies gradient and result into a
+tensor of its own before it sums the rows.
 
 Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
-``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``. Threads of
-a multiprocessor: NVIDIA's CUDA C++ Programming Guide, "Technical Specifications per Compute
+``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
+``softmax_backward_cuda_out`` in ``SoftMax.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++ Programming Guide, "Technical Specifications per Compute
 Capability".
 
 Limits: sums and means of floating-point tensors that 32 bits can index. NVIDIA's GPUs only.
@@ -37,7 +38,9 @@ class _Axis(NamedTuple):
 def reduction_workspaces(
     func: Any, args: tuple, kwargs: Mapping[str, Any], *, gpu: Gpu
 ) -> tuple[int, ...]:
-    """Return the bytes of the blocks that the operator takes besides its result: none, or two."""
+    """Return the bytes of the blocks that the operator takes besides its result: two at most."""
+    if func is aten._softmax_backward_data.default and not gpu.unified:
+        return (args[0].nbytes,)
     if func not in SUMS or gpu.multiprocessors is None:
         return ()
     tensor = args[0]

@@ -147,7 +147,9 @@ def _math(call: SDPAParams, scale: float | None) -> torch.Tensor:
         scores = torch.native_dropout(scores, call.dropout, True)[0]  # CUDA's own, a byte each
     weights = scores.to(dtype)  # the second result, made first, which nobody takes
     out = (scores @ values).to(dtype)
-    del weights, scores, values, keys, scaled  # as C++ leaves them, the last first; then the mask
+    # As C++ leaves them, the last first; what it returns, and nobody takes, goes when it is back.
+    del scores, values, keys, scaled, mask, value, key, query
+    del weights
     return out
 
 

@@ -210,9 +210,9 @@ def test_the_readme_shows_what_phantoms_recorded(capsys):
     assert accuracy.main(["--recorded"]) == 0
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     printed = capsys.readouterr().out
-    for table in (accuracy.recorded_table(), accuracy.headlines_table()):
-        assert table in readme
-        assert table in printed
+    for shown in (accuracy.recorded_table(), accuracy.headlines_table()):
+        assert shown in readme
+        assert shown in printed
 
 
 def test_a_phantoms_table_lies_apart(tmp_path, monkeypatch):

@@ -113,6 +113,27 @@ def test_a_sum_of_many_rows_takes_a_buffer_and_counters():
     assert sum_workspaces(gradients, [1], bf16, h100) == ()
 
 
+def test_softmax_multiplies_in_a_tensor_of_its_own_in_backward():
+    def attention(device):
+        scores = torch.ones(64, 64, device=device, requires_grad=True)
+        while True:
+            loss = (scores * scores).softmax(-1).square().sum()
+            loss.backward()
+            yield loss
+
+    def taken(gpu):
+        trace = lab.simulate(attention, gpu=gpu).trace
+        return [
+            change_bytes
+            for _, storage, change_bytes in trace.changes()
+            if storage.operator == "_softmax_backward_data"
+        ]
+
+    # The result, which goes when the scores have their gradient, and the product, before that.
+    assert taken("t4")[:3] == [64 * 64 * 4, 64 * 64 * 4, -64 * 64 * 4]
+    assert len(taken("m3-ultra")) == len(taken(None))
+
+
 def test_a_simulated_step_takes_them_and_frees_them_at_once():
     def bias(device):
         layer = torch.nn.Linear(896, 896, device=device, dtype=torch.bfloat16)

@@ -7,8 +7,8 @@ tensor of its own before it sums the rows.
 
 Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
 ``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
-``softmax_backward_cuda_out`` in ``SoftMax.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++ Programming Guide, "Technical Specifications per Compute
-Capability".
+``softmax_backward_cuda_out`` in ``SoftMax.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability".
 
 Limits: sums and means of floating-point tensors that 32 bits can index. NVIDIA's GPUs only.
 """

@@ -124,7 +124,7 @@ def _verdicts(sheet: Sheet, row: Row, *, recorded: bool) -> str:
     if not row.technique.claims:
         return "no claim"
     found = [finding for id in row.technique.claims for finding in sheet.findings[id]]
-    verdicts = Counter(finding.verdict for finding in found if finding.recorded == recorded)
+    verdicts = Counter(f.verdict for f in found if f.recorded == recorded and not f.phantom)
     return _counted(verdicts) or NOTHING
 
 
@@ -192,11 +192,18 @@ def trial(sheet: Sheet) -> Section:
 
 def _tallies(sheet: Sheet) -> list[str]:
     lines = []
-    for recorded, where in ((False, "On this machine"), (True, "Recorded on GPUs")):
-        found = [f for each in sheet.findings.values() for f in each if f.recorded == recorded]
-        if found:
+    places = {
+        (False, False): "On this machine",
+        (True, False): "Recorded on GPUs",
+        (True, True): "Recorded on phantom GPUs",
+    }
+    for (recorded, phantom), where in places.items():
+        counted = sheet.counts(recorded=recorded, phantom=phantom)
+        if counted:
+            found = [f for each in sheet.findings.values() for f in each]
+            found = [f for f in found if (f.recorded, f.phantom) == (recorded, phantom)]
             names = "; ".join(sorted({finding.where for finding in found}))
-            lines.append(f"{where} ({names}): {_counted(sheet.counts(recorded=recorded))}.")
+            lines.append(f"{where} ({names}): {_counted(counted)}.")
     return lines
 
 

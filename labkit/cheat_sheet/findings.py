@@ -18,7 +18,7 @@ from labkit.values import InputError
 
 @dataclass(frozen=True)
 class Finding:
-    """One judgement of one claim: on a GPU that recorded, or on this machine.
+    """One judgement of one claim: on a GPU that recorded, a phantom or not, or on this machine.
 
     ``where`` names the machine and its versions, ``origin`` the mode, the date and the file.
     """
@@ -29,6 +29,7 @@ class Finding:
     where: str
     origin: str
     recorded: bool
+    phantom: bool = False
 
 
 def run_folder() -> Path | None:
@@ -54,7 +55,10 @@ def own_findings(folder: Path | None) -> list[Finding]:
 
 
 def recorded_findings(folder: Path | None = None) -> list[Finding]:
-    """Return the judgements in ``results/<gpu>/``; a broken file is named in a warning."""
+    """Return the judgements in ``results/<gpu>/``; a broken file is named in a warning.
+
+    What a phantom GPU could not judge is left out.
+    """
     findings = []
     for gpu, found in results.all_recorded(folder).items():
         for result in found:
@@ -73,5 +77,8 @@ def _findings(result: results.Result, source: str, *, recorded: bool) -> list[Fi
         where = f"{result.where}, {versions_text(result.machine)}"
         origin = [entry.get("mode"), where if recorded else None, result.date[:10], source]
         text = "; ".join(filter(None, origin))
-        findings.append(Finding(id, Verdict(entry["verdict"]), found, where, text, recorded))
+        phantom = recorded and result.phantom
+        if not phantom or entry["verdict"] != Verdict.NOT_TESTABLE:
+            verdict = Verdict(entry["verdict"])
+            findings.append(Finding(id, verdict, found, where, text, recorded, phantom))
     return findings

@@ -40,10 +40,10 @@ class Sheet:
     versions: str
     date: str
 
-    def counts(self, *, recorded: bool) -> Counter[Verdict]:
-        """Count the verdicts, on GPUs that recorded or on this machine."""
+    def counts(self, *, recorded: bool, phantom: bool = False) -> Counter[Verdict]:
+        """Count the verdicts, on GPUs that recorded (real ones, or phantoms) or on this machine."""
         found = itertools.chain.from_iterable(self.findings.values())
-        return Counter(finding.verdict for finding in found if finding.recorded == recorded)
+        return Counter(f.verdict for f in found if (f.recorded, f.phantom) == (recorded, phantom))
 
     @property
     def source(self) -> str:

@@ -277,6 +277,16 @@ def test_verdicts_stand_beside_the_claim_they_judge(full):
     assert line[5:7] == ("1 overstated", "1 supported")
 
 
+def test_a_phantoms_verdicts_are_no_gpus(full):
+    here, there = full.findings["amp-accuracy"]
+    phantoms = {"amp-accuracy": (here, replace(there, phantom=True))}
+    beside = replace(full, findings={**full.findings, **phantoms})
+    assert not beside.counts(recorded=True)
+    assert "Recorded on phantom GPUs" in export.trial(beside).note
+    (line,) = [r for r in export.techniques(beside).rows if "mixed precision" in r[0]]
+    assert line[5:7] == ("1 overstated", "–")
+
+
 def test_shares_in_words():
     texts = {0.436: "+44 %", -0.038: "−3.8 %", 0.0996: "+10 %", 0.0004: "0.0 %", 5.46: "+546 %"}
     assert {share: percent(share) for share in texts} == texts

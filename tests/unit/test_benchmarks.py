@@ -150,8 +150,8 @@ def test_on_a_gpu_the_prediction_is_for_this_gpu_with_the_pretended_budget(monke
     gpu, budget_bytes = GPUS["h200"], 64 * MIB + 64 * MIB  # two workspaces of 32 MiB and room
     measured = []
 
-    def measure(experiment, *, steps):
-        measured.append((this_machine.current_budget_bytes(), steps))
+    def measure(experiment, *, steps, track):
+        measured.append((this_machine.current_budget_bytes(), steps, track))
         return replace(entry().run, capacity_bytes=budget_bytes)
 
     monkeypatch.setattr(this_machine, "device", lambda: torch.device("cuda"))
@@ -161,7 +161,7 @@ def test_on_a_gpu_the_prediction_is_for_this_gpu_with_the_pretended_budget(monke
     found = made(model, recipes=(("plain", SMALL),), budget_bytes=budget_bytes, within="small")
     predicted = found.entries[0].predicted
     plain = estimate(tiny_config(), gpu=gpu, recipe=SMALL).run
-    assert measured == [(budget_bytes, STEPS)]
+    assert measured == [(budget_bytes, STEPS, True)]
     assert predicted.device == gpu.name
     assert predicted.peak_bytes == plain.peak_bytes
     assert predicted.reserved_bytes == plain.reserved_bytes

@@ -44,7 +44,7 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
     """Return ``trace`` with what ``gpu`` adds: cuBLAS's when products have their results (the first
-    of a thread, or all of them), and flash attention's when its backward has."""
+    of a thread, or all of them), and fused attention's when its backward has."""
     nbytes = workspace_bytes(gpu)
     products = _products(trace, nbytes) if nbytes else {}
     attention = backward_blocks(trace, gpu)

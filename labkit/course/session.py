@@ -129,7 +129,7 @@ def recorded(lesson: str | int | None = None) -> None:
     """
     number = lesson_number(lesson if lesson is not None else current.lesson or "")
     found = results.recorded(number)
-    if not any(not result.phantom for result in found):
+    if all(result.phantom for result in found):
         cards.message_card(
             "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it.",
             title="Recorded on real GPUs",

@@ -148,8 +148,7 @@ def _math(call: SDPAParams, scale: float | None) -> torch.Tensor:
     weights = scores.to(dtype)  # the second result, made first, which nobody takes
     out = (scores @ values).to(dtype)
     # As C++ leaves them, the last first; what it returns, and nobody takes, goes when it is back.
-    del scores, values, keys, scaled, mask, value, key, query
-    del weights
+    del scores, values, keys, scaled, mask, value, key, query, weights
     return out
 
 

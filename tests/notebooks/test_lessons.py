@@ -10,9 +10,12 @@ import re
 import psutil
 import pytest
 
-from labkit.course import lessons, outcomes, report, runner
+from labkit.course import lessons, outcomes, report, results, runner
+from labkit.course.claims import Verdict
 from labkit.values import GIB
 
+#: Judged otherwise on a phantom T4; why has not been looked into.
+OTHERWISE = {("NVIDIA T4", "bf16-halves"), ("NVIDIA T4", "attention-quadratic")}
 ENOUGH_BYTES = 5 * GIB  # for lesson 14 to train all weights, too
 
 
@@ -32,9 +35,22 @@ def test_it_passes_with_a_valid_result_and_can_be_reported(folder, lesson):
     assert outcome.host_peak_bytes
     result = outcomes.stored_result(outcome, folder)
     assert result.parameters.keys() >= {"batch_size", "precision", "seed"}
+    assert not verdicts_that_differ(result)
     notebook = lessons.read_notebook(folder / outcome.notebook)
     if lesson.number == "14" and psutil.virtual_memory().total > ENOUGH_BYTES:
         [cell] = [cell for cell in notebook.cells if cell.id == "14-plot-3"]
         assert "all weights" in cell.outputs[0].data["text/plain"]
     page = report.render(notebook)
     assert not re.search(r"""<script|<link|src=["'](?!data:)|@import|url\((?!data:)""", page)
+
+
+def verdicts_that_differ(result):
+    """Those that a phantom GPU recorded otherwise, where both could judge."""
+    verdicts = {entry["id"]: entry["verdict"] for entry in result.judgements}
+    differing = set()
+    for phantom in filter(lambda each: each.phantom, results.recorded(result.lesson)):
+        for entry in phantom.judgements:
+            both = {entry["verdict"], verdicts.get(entry["id"], Verdict.NOT_TESTABLE)}
+            if len(both) > 1 and Verdict.NOT_TESTABLE not in both:
+                differing.add((phantom.machine["name"], entry["id"]))
+    return differing - OTHERWISE

@@ -7,10 +7,8 @@ Python calls `begin` there as soon as torch is imported; ``startup/sitecustomize
 import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
 
 from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
@@ -86,29 +84,17 @@ def restart_on(named: str) -> None:
         os.execve(sys.executable, command, environment_of(named))
 
 
-_KEPT: list[Any] = []
-
-
-def _refuse_cudnn(*args: Any, **options: Any) -> NoReturn:
-    raise RuntimeError("cuDNN's attention cannot run on a phantom GPU: allow another kernel")
-
-
 def begin() -> None:
     """Make this process's torch ready for the phantom GPU: follow values, avoid cuDNN."""
     import torch
 
     from labkit.phantom.values import KnownValues
 
-    # cuDNN hands out plans that no stub can imitate; PyTorch's own kernels take its place.
+    # cuDNN hands out plans that no stub can imitate; PyTorch's own kernels take its place, also
+    # where `sdpa_kernel` allows cuDNN's attention among others.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    torch._C._set_sdp_use_cudnn = lambda enabled: None
     torch.backends.cudnn.enabled = False
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():  # PyTorch 2.10 to 2.12 warn all the same
-        warnings.simplefilter("ignore")
-        library.impl(
-            "_scaled_dot_product_cudnn_attention", _refuse_cudnn, "CUDA", allow_override=True
-        )
-    _KEPT.append(library)  # it would undo that when it goes
     known = KnownValues()
     known.__enter__()
     known.print_what_is_known()

@@ -10,7 +10,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import labkit as lab
 
-CUDNN = SDPBackend.CUDNN_ATTENTION
+CUDNN, FLASH, MATH = (
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.MATH,
+)
 ABOUT = """
 import json, torch
 properties = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
@@ -46,9 +50,11 @@ def test_cuda_visible_devices_hides_the_others(on_phantom, visible, count):
     assert said.split() == [str(count > 0), str(count)]
 
 
-def test_cudnns_attention_is_refused_in_a_sentence():
+def test_cudnns_attention_gives_way_to_another_kernel():
     x = torch.zeros(1, 2, 64, 64, dtype=torch.float16, device="cuda")
-    with pytest.raises(RuntimeError, match="allow another kernel"), sdpa_kernel(CUDNN):
+    with sdpa_kernel([CUDNN, FLASH, MATH], set_priority=True):
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    with sdpa_kernel(CUDNN), pytest.raises(RuntimeError, match="No viable backend"):
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 

@@ -181,6 +181,8 @@ $(PHANTOM)/.built: .ci/locked/phantom.txt $(STAMP)
 		> "$$(echo $(PHANTOM)/lib/python*/site-packages)/below.pth"
 	$(PHANTOM)/bin/python -m pip install --quiet --require-hashes --no-deps -r .ci/locked/phantom.txt
 	ln -s "$(abspath $(VENV))/share" $(PHANTOM)/share # Jupyter's templates and kernels
+	printf '#!%s\nimport sys\n\nfrom labkit.cli.main import main\n\nsys.exit(main())\n' \
+		"$(abspath $(PHANTOM))/bin/python" > $(PHANTOM)/bin/labkit && chmod +x $(PHANTOM)/bin/labkit
 	@touch $@
 
 # What only tests and the site need beside that: a driver for the system's browser, JupyterHub with

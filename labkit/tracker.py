@@ -46,12 +46,20 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
     _pop_mode,
     _push_mode,
-    is_traceable_wrapper_subclass,
 )
 
 from labkit.out_of_memory import SimulatedOutOfMemory, is_out_of_memory
 from labkit.trace import Category, Event, Phase, Storage, Trace, Work
-from labkit.work import COLLECTIVES, COUNTED, flops_of, moved_bytes, sent_bytes, tensors_in
+from labkit.work import (
+    COLLECTIVES,
+    COUNTED,
+    flops_of,
+    moved_bytes,
+    plain_tensors,
+    sent_bytes,
+    tensors_in,
+    with_scales,
+)
 
 # A storage keeps the first of these that it ever was.
 PRIORITY = (
@@ -275,14 +283,11 @@ class Tracker(TorchDispatchMode):
 
     def _met(self, tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Yield number and new bytes (0 if known) of each storage behind ``tensor``."""
-        if is_traceable_wrapper_subclass(tensor):
-            for attribute in tensor.__tensor_flatten__()[0]:
-                inner = getattr(tensor, attribute)
-                if isinstance(inner, torch.Tensor):  # a DTensor names its mesh of devices, too
-                    yield from self._met(inner)
-            return
-        if tensor.device.type == "meta" or tensor.layout is not torch.strided:
-            return
+        for plain in plain_tensors(tensor):
+            if plain.device.type != "meta" and plain.layout is torch.strided:
+                yield self._known_storage(plain)
+
+    def _known_storage(self, tensor: torch.Tensor) -> tuple[int, int]:
         storage = tensor.untyped_storage()
         address = storage._cdata
         ref = self._numbers.get(address)
@@ -291,8 +296,7 @@ class Tracker(TorchDispatchMode):
             grown_bytes = storage.nbytes() - self._entries[ref.number].nbytes
             if grown_bytes:
                 self._changed(ref.number, grown_bytes)
-            yield ref.number, 0
-            return
+            return ref.number, 0
         number, nbytes = len(self._entries), storage.nbytes()
         entry = _Entry(
             nbytes=nbytes,
@@ -310,7 +314,7 @@ class Tracker(TorchDispatchMode):
         self._entries.append(entry)
         self.live_bytes[entry.device] += nbytes
         self._events.append(Event(number, nbytes, self.phase, self.streams.current()))
-        yield number, nbytes
+        return number, nbytes
 
     def _freed(self, ref: _StorageRef) -> None:
         if self._numbers.get(ref.address) is ref:
@@ -496,16 +500,8 @@ class Tracker(TorchDispatchMode):
         self._names.setdefault(module, type(module).__name__)  # not in the tree of its caller
 
     def _watch_parameter(self, parameter: torch.Tensor, name: str) -> None:
-        self._classify(parameter, Category.WEIGHTS, name)
-        # A quantised parameter carries its scales and tables beside itself (bitsandbytes).
-        carriers, names = [parameter], ("CB", "SCB")
-        state = getattr(parameter, "quant_state", None)
-        while state is not None:
-            carriers, names = [*carriers, state], ("CB", "SCB", "absmax", "code", "offset")
-            state = getattr(state, "state2", None)
-        for carrier in carriers:
-            for attribute in names:
-                self._classify(getattr(carrier, attribute, None), Category.WEIGHTS, name)
+        for tensor in with_scales(parameter):
+            self._classify(tensor, Category.WEIGHTS, name)
         if parameter.requires_grad and parameter.is_leaf:
 
             def accumulated(owner: torch.Tensor) -> None:

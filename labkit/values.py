@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
@@ -32,6 +32,17 @@ def format_bytes(nbytes: int | float) -> str:
             digits = 2 if value < 10 else 1 if value < 100 else 0
             return f"{sign}{value:.{digits}f} {unit}"
     return f"{sign}{size:.0f} B"
+
+
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Write a table in columns as wide as needed; all but the last are flush right."""
+    table = [headings, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(headings) - 1)]
+    lines = []
+    for row in table:
+        cells = [text.rjust(width) for text, width in zip(row, widths, strict=False)]
+        lines.append("  " + "  ".join([*cells, row[-1]]))
+    return lines
 
 
 def one_of(value: Any, allowed: Iterable[str], what: str) -> str:

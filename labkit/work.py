@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 #: The namespaces whose operators' work is counted.
@@ -81,6 +82,30 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
     elif isinstance(tree, dict):
         yield from tensors_in(list(tree.values()))
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that hold memory for ``tensor``: itself, or what a wrapper is made of
+    (DTensor, quantised tensors)."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for attribute in tensor.__tensor_flatten__()[0]:
+        inner = getattr(tensor, attribute)
+        if isinstance(inner, torch.Tensor):  # a DTensor names its mesh of devices, too
+            yield from plain_tensors(inner)
+
+
+def with_scales(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield a parameter, and the scales and tables that bitsandbytes keeps beside it."""
+    carriers, names = [parameter], ("CB", "SCB")
+    state = getattr(parameter, "quant_state", None)
+    while state is not None:
+        carriers, names = [*carriers, state], ("CB", "SCB", "absmax", "code", "offset")
+        state = getattr(state, "state2", None)
+    yield parameter
+    for carrier in carriers:
+        yield from tensors_in([getattr(carrier, name, None) for name in names])
 
 
 #: Namespaces of the operators that talk to other ranks.

@@ -1,5 +1,5 @@
 """The command line: ``labkit doctor | run | report | record | cheat-sheet | class | models | gpus |
-estimate | advise``.
+estimate | advise | phantom``.
 
 Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
 result of a class could be read; 2 something we were given cannot be used, or a file cannot be
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import labkit
-from labkit.cli import plan, record, tables
+from labkit.cli import phantom, plan, record, tables
 from labkit.support.files import RUN_FOLDER
 from labkit.values import InputError, one_of, positive_int
 
@@ -37,7 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands = _add_commands(parser)
         if not arguments[0].startswith("-"):
             arguments[0] = one_of(arguments[0], commands.choices, "command")
+        command: list[str] = []
+        if arguments[0] == "phantom":  # what follows our own options belongs to the script
+            own, command = phantom.split(arguments[1:])
+            arguments = ["phantom", *own]
         options = parser.parse_args(arguments)
+        if command:
+            options.command = command
         return options.action(options)
     except InputError as error:
         sentence = str(error)
@@ -67,8 +73,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option("--jobs", type=int, default=1, metavar="N", help="lessons at a time")
     limit = "limit per lesson (default: %(default)s)"
     option("--timeout", type=int, default=600, metavar="SECONDS", help=limit)
-    phantom = "on a GPU that is not there, by PyTorch's CUDA build: a100-80gb, or h100x4 for four"
-    option("--phantom", metavar="GPU", help=phantom)
+    lent = "on a GPU that is not there, by PyTorch's CUDA build: a100-80gb, or h100x4 for four"
+    option("--phantom", metavar="GPU", help=lent)
     run.set_defaults(action=_run)
 
     report = commands.add_parser("report", help="write the HTML report of an earlier run again")
@@ -105,6 +111,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     class_.set_defaults(action=_class)
 
     plan.add_commands(commands)
+    phantom.add_command(commands)
     return commands
 
 

@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("model", metavar="MODEL", help=_MODEL)
     host = "memory of the machine that holds the GPUs, as 64GiB: what needs more does not fit"
-    common.add_argument("--host-memory", type=_size, metavar="SIZE", help=host)
+    common.add_argument("--host-memory", type=size, metavar="SIZE", help=host)
     common.add_argument("--json", action="store_true", help="print everything found as JSON")
     _add_estimate(commands, common)
     _add_advise(commands, common)
@@ -80,7 +80,8 @@ def _add_advise(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=_advise)
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """Return the bytes that ``64GiB`` or ``22 GB`` means."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([KMGT])(I?))?B?", text.upper())
     if found is None:
         raise argparse.ArgumentTypeError(f"must be a size such as 64GiB, not {text[:40]!r}")
@@ -128,7 +129,7 @@ def _estimate_lengths(options: argparse.Namespace, recipe: Any) -> int:
         raise InputError("--lengths goes with neither -p, --host-memory nor --exact")
     fields = recipe_fields(options)
     recipe = (recipe or Recipe()).but(**fields)
-    lengths = drawn_lengths(options.lengths, steps=options.steps, batch_size=recipe.batch_size)
+    lengths = drawn_lengths(options.lengths, steps=options.steps, batchsize=recipe.batchsize)
     bar = tqdm(total=len(set(lengths)), unit="length", leave=False, disable=None)  # if a terminal
     with bar, _one_sentence(options.model):
         found = over_lengths(

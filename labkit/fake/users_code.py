@@ -27,12 +27,13 @@ _FOLDERS = (
     *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),
     str(PACKAGE),
 )
-_LIBRARIES = ("<frozen ", *(folder + os.sep for folder in _FOLDERS))
+#: How the names of files begin that are not the user's own code.
+LIBRARIES = ("<frozen ", *(folder + os.sep for folder in _FOLDERS))
 
 
 def is_users(code: CodeType) -> bool:
     """Return whether ``code`` is not Python's, labkit's or an installed library's."""
-    return not code.co_filename.startswith(_LIBRARIES)
+    return not code.co_filename.startswith(LIBRARIES)
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -123,7 +124,7 @@ def _codes(experiment: Callable) -> Iterator[CodeType]:
 
 def _is_users_module(module: ModuleType | None) -> bool:
     """Return whether ``module`` is the user's; one that is not found is, as a file run by path."""
-    return not (getattr(module, "__file__", None) or "").startswith(_LIBRARIES)
+    return not (getattr(module, "__file__", None) or "").startswith(LIBRARIES)
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:

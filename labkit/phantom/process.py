@@ -4,6 +4,7 @@
 Python calls `begin` there as soon as torch is imported; ``startup/sitecustomize.py`` sees to that.
 """
 
+import json
 import os
 import re
 import sys
@@ -16,6 +17,8 @@ from labkit.phantom.build import find_wheel, stub_libraries
 from labkit.values import KIB, PHANTOM_VARIABLE, InputError
 
 MOST_GPUS = 16
+#: Holds what a process is to watch itself for, as JSON of `labkit.phantom.watch.Orders`.
+WATCH_VARIABLE = "LABKIT_PHANTOM_WATCH"
 STARTUP = Path(__file__).parent / "startup"
 #: Shared memory that a block may have, by compute capability: NVIDIA's CUDA C++ Programming Guide,
 #: "Technical Specifications per Compute Capability".
@@ -99,3 +102,9 @@ def begin() -> None:
     known.__enter__()
     known.print_what_is_known()
     known.look_away_from(torch.nn.functional, "scaled_dot_product_attention")
+    if orders := os.environ.get(WATCH_VARIABLE):
+        from labkit.phantom.watch import Orders, Watch
+
+        watch = Watch(Orders(**json.loads(orders)))
+        known.on_unknown = watch.read_unknown
+        watch.begin()

@@ -12,7 +12,8 @@ that Python code starts itself does is not followed.
 
 import ctypes
 import functools
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -67,6 +68,9 @@ class KnownValues(TorchDispatchMode):
         self._twins: dict[int, tuple[StorageWeakRef, torch.UntypedStorage]] = {}
         self._purge_at = 1024
         self._written: dict[Any, tuple[int, ...]] = {}  # by operator: positions of what it writes
+        self._broadcasts: Counter[str] = Counter()  # by process group
+        #: Called with a tensor whose unknown values the program reads.
+        self.on_unknown: Callable[[torch.Tensor], None] = lambda tensor: None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -77,6 +81,8 @@ class KnownValues(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default:
             twin = self.twin(args[0])
+            if twin is None:
+                self.on_unknown(args[0])
             return func(args[0] if twin is None else twin)
         if func in SETS_STORAGE:
             return func(*args, **kwargs)
@@ -101,6 +107,8 @@ class KnownValues(TorchDispatchMode):
         if not known or torch.Tag.nondeterministic_seeded in func.tags:
             out = func(*args, **kwargs)
             self._forget(func, args, kwargs)
+            if isinstance(out, torch.Tensor) and not out.is_cuda:
+                self.on_unknown(out)
             return out
         if func in SHAPED_BY_VALUES:
             values = self._on_twins(func, args, kwargs)
@@ -267,7 +275,7 @@ class KnownValues(TorchDispatchMode):
         return (args[0], indices, *args[2:])
 
     def _collective(self, func, args, kwargs):
-        """Ranks are alike: what the others send is what this one has."""
+        """Ranks are alike: what the others send is what this one has. A broadcast is done."""
         out = func(*args, **kwargs)
         name = func._schema.name
         if name == "c10d::allgather_":
@@ -276,9 +284,29 @@ class KnownValues(TorchDispatchMode):
                     self._copied(target, source)
         elif name == "c10d::_allgather_base_":
             self._copied(args[0], args[1])
-        elif name not in ("c10d::broadcast_", "c10d::barrier"):
+        elif name == "c10d::broadcast_":
+            for tensor in args[0]:
+                if tensor.is_cuda and _followed(tensor):
+                    self._broadcast(tensor, args[1], root=args[2])
+        elif name != "c10d::barrier":
             self._forget(func, args, kwargs)
         return out
+
+    def _broadcast(self, tensor: torch.Tensor, boxed: Any, root: int) -> None:
+        """Hand the root's values to the other ranks, through the group's own store."""
+        world = torch.distributed.distributed_c10d._world
+        group = torch.distributed.ProcessGroup.unbox(boxed)
+        store = world.pg_map[group][1]
+        self._broadcasts[group.group_name] += 1
+        key = f"phantom-{self._broadcasts[group.group_name]}"
+        if group.rank() == root:
+            twin = self.twin(tensor)
+            store.set(key, b"" if twin is None else bytes(twin.flatten().view(torch.uint8).numpy()))
+        elif sent := store.get(key):
+            values = torch.frombuffer(bytearray(sent), dtype=tensor.dtype)
+            self.remember(tensor, values.view(tensor.shape))
+        else:
+            self._twins.pop(tensor.untyped_storage()._cdata, None)
 
     def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
         value = self.twin(source) if _followed(source) else None

@@ -25,9 +25,9 @@ from labkit.models.config import find_config
 from labkit.plan.estimate import MOST_HOST_BYTES
 from labkit.plan.own_advice import OwnAdvice, advise_own
 from labkit.plan.recipe import MOST_SEQUENCE
-from labkit.plan.search import GROUPS, Option, Room, Search, bound_text, table_lines
+from labkit.plan.search import GROUPS, Option, Room, Search, bound_text
 from labkit.plan.user_code import own_experiment
-from labkit.values import InputError, format_bytes, one_of, positive_int
+from labkit.values import InputError, format_bytes, one_of, positive_int, table_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

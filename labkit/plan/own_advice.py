@@ -18,8 +18,8 @@ from typing import Any
 from labkit.experiment import first_line, name_of
 from labkit.hardware.catalogue import Gpu
 from labkit.plan.estimate import Estimate, estimate
-from labkit.plan.search import Room, bound_text, least_seconds, next_batch, table_lines
-from labkit.values import PRECISIONS, InputError, format_bytes
+from labkit.plan.search import Room, bound_text, least_seconds, next_batch
+from labkit.values import PRECISIONS, InputError, format_bytes, table_lines
 
 TRIED = ("batch_size", "precision", "checkpointing", "chunked_loss", "optimizer_in_backward")
 

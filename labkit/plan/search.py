@@ -10,7 +10,7 @@ Limits: what was left out by these rules might have had a lower bound by less th
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -294,14 +294,3 @@ def least_seconds(
 def bound_text(seconds_per_item: float) -> str:
     """Write a bound per 1000 tokens or sequences."""
     return f"≥ {1000 * seconds_per_item:.3g} s"
-
-
-def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write a table in columns as wide as needed; all but the last are flush right."""
-    table = [headings, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(headings) - 1)]
-    lines = []
-    for row in table:
-        cells = [text.rjust(width) for text, width in zip(row, widths, strict=False)]
-        lines.append("  " + "  ".join([*cells, row[-1]]))
-    return lines

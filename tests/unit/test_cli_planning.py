@@ -152,7 +152,7 @@ def test_what_does_not_fit_exits_1_and_names_the_request(capsys, files):
     [("64GiB", 64 * GIB), ("1.5 tb", 1500 * 10**9), ("512", 512), ("2Mi", 2 * MIB)],
 )
 def test_sizes(text, nbytes):
-    assert plan._size(text) == nbytes
+    assert plan.size(text) == nbytes
 
 
 def test_a_recipe_from_a_file_and_a_flag_on_top(capsys, files):

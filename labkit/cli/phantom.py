@@ -1,0 +1,110 @@
+"""``labkit phantom``: any training script, unmodified, on GPUs that are not there.
+
+Exit codes: 0 it fits, 1 it does not, 2 the program or the command could not be run to an answer,
+130 Ctrl-C.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.cli import plan
+from labkit.values import InputError, positive_int
+
+DEFAULT_GPU = "a100-80gb"
+_PROCESSES = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_](?:processes|gpus))(?:=(\d+))?")
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to the parser's ``commands``."""
+    parser = commands.add_parser(
+        "phantom",
+        help="run a training script on a GPU that is not there: does it fit, what holds the memory",
+        usage="labkit phantom [options] SCRIPT | -m MODULE | -- COMMAND [ARGUMENTS]",
+        epilog="exit code: 0 if it fits, 1 if it does not, 2 for bad input or a script that fails",
+    )
+    option = parser.add_argument
+    option("--gpu", default=DEFAULT_GPU, metavar="NAME", help="(default: %(default)s)")
+    several = "how many (default: as many as the command starts processes, else 1)"
+    option("--gpus", type=int, metavar="N", help=several)
+    option("--steps", type=int, default=0, metavar="N", help="end after so many optimizer steps")
+    option(
+        "--budget", type=plan.size, metavar="SIZE", help="what it may reserve of each GPU, as 22GiB"
+    )
+    option("--expandable-segments", action="store_true", help="have PyTorch's allocator use them")
+    option("--snapshot", metavar="FILE", help="write PyTorch's memory snapshot, for memory_viz")
+    option("--json", action="store_true", help="print everything found as JSON")
+    option("command", nargs="*", help=argparse.SUPPRESS)
+    parser.set_defaults(action=_phantom)
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return our own options, and the command that follows them.
+
+    An option with a value of its own takes the word after it, unless it has ``=``.
+    """
+    own: list[str] = []
+    words = list(arguments)
+    flags = ("--expandable-segments", "--json", "-h", "--help")
+    while words:
+        word = words[0]
+        if word in ("-m", "--") or not word.startswith("-"):
+            break
+        own.append(words.pop(0))
+        if word not in flags and "=" not in word and words:
+            own.append(words.pop(0))
+    return own, words
+
+
+def command_line(words: Sequence[str]) -> list[str]:
+    """Return the program that ``SCRIPT``, ``-m MODULE`` or ``-- COMMAND`` stands for.
+
+    Raises:
+        InputError: there is none, or the script is no file.
+    """
+    if words[:1] == ["--"] and len(words) > 1:
+        return list(words[1:])
+    if words[:1] == ["-m"] and len(words) > 1:
+        return [sys.executable, *words]
+    if not words or words[0].startswith("-"):
+        raise InputError("say what to run: SCRIPT, -m MODULE, or -- COMMAND, after the options")
+    if not Path(words[0]).is_file():
+        raise InputError(f"there is no script {words[0]!r}")
+    return [sys.executable, *words]
+
+
+def processes_of(words: Sequence[str]) -> int:
+    """Return how many processes a launcher's options ask for; 1 where they say nothing."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        found = _PROCESSES.fullmatch(word)
+        number = (found[1] or following) if found else ""
+        if number.isdigit():
+            return int(number)
+    return 1
+
+
+def _phantom(options: argparse.Namespace) -> int:
+    from labkit.phantom.program import run_program
+
+    command = command_line(options.command)
+    steps = positive_int(options.steps, "--steps") if options.steps else 0
+    quiet = {"stdout": sys.stderr} if options.json else {}
+    verdict = run_program(
+        command,
+        gpu=options.gpu,
+        gpus=options.gpus or processes_of(command),
+        steps=steps,
+        budget_bytes=options.budget,
+        expandable_segments=options.expandable_segments,
+        snapshot=options.snapshot or "",
+        report=lambda sentence: print(f"labkit: {sentence}", file=sys.stderr),
+        **quiet,
+    )
+    print(json.dumps(verdict.to_dict(), indent=2) if options.json else f"\n{verdict}")
+    if verdict.interrupted:
+        return 130
+    return {True: 0, False: 1, None: 2}[verdict.fits]

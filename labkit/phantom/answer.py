@@ -1,0 +1,140 @@
+"""The answer about one process on a phantom GPU: does it fit, and what holds the memory.
+
+`labkit.phantom.watch` makes it in the process, `labkit phantom` reads, judges and prints it there
+where no PyTorch is loaded.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from labkit.values import read_record
+
+#: What the allocator gave beyond what was asked for: it rounds up, and leaves small rests uncut.
+ROUNDING = "rounding"
+
+
+@dataclass(frozen=True)
+class When:
+    """Training step (0: before the first, or outside any), phase, module and line of code."""
+
+    step: int
+    phase: str
+    module: str
+    line: str
+
+    def __str__(self) -> str:
+        step = f"step {self.step}, {self.phase}" if self.step else str(self.phase)
+        return step + (f", in {self.module}" if self.module else "")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Blocks of one category, made in one module (its numbers as ``*``) and line of code.
+
+    ``line`` is the innermost outside PyTorch, ``users_line`` the innermost of the user's own code.
+    """
+
+    nbytes: int
+    blocks: int
+    category: str
+    module: str
+    line: str
+    users_line: str
+
+
+@dataclass(frozen=True)
+class FailedRequest:
+    """A request that the GPU could not serve; ``stack`` are the user's own lines of code, the
+    innermost first."""
+
+    nbytes: int
+    when: When
+    stack: list[str]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would lower the allocated peak, and by about how much."""
+
+    what: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GpuAnswer:
+    """What one GPU held.
+
+    Attributes:
+        capacity_bytes: what the driver leaves PyTorch.
+        peak_allocated_bytes, peak_reserved_bytes: PyTorch's own ``memory_stats``.
+        allocated_at, reserved_at: when these were reached.
+        made_of: ``peak_allocated_bytes`` by category.
+        holders: who held the most of it.
+        retries: failed requests that succeeded once the cache was given back.
+        errors: out-of-memory errors raised, ``failed`` the last of them.
+        changes: what would help the most.
+        growth_bytes: what each further step leaves behind, ``growth`` who does.
+    """
+
+    index: int
+    name: str
+    capacity_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    allocated_at: When
+    reserved_at: When
+    made_of: dict[str, int]
+    holders: list[Holder]
+    retries: int
+    errors: int
+    failed: FailedRequest | None
+    growth_bytes: int
+    growth: list[Holder]
+    changes: list[Change]
+
+
+@dataclass(frozen=True)
+class UnknownValue:
+    """A value that nobody computed and that the program read, as zero."""
+
+    line: str
+    what: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known of one process.
+
+    Attributes:
+        script: its command line.
+        rank: of a distributed job, else 0.
+        ended: ``"finished"``, ``"stopped"`` after the steps asked for, ``"out of memory"``,
+            ``"failed"`` by another error, ``"interrupted"``; empty where it ended without a word.
+        error, error_stack: the error's text, and lines of code as for a `FailedRequest`.
+        steps: optimizer steps taken.
+        gpus: those that held anything.
+        unknown: values read that nobody computed, the most often read first.
+        host_bytes: the most memory that the process held, on the phantom.
+        pinned_bytes: the most page-locked memory.
+    """
+
+    script: str
+    rank: int
+    ended: str
+    error: str
+    error_stack: list[str]
+    steps: int
+    gpus: list[GpuAnswer] = field(default_factory=list)
+    unknown: list[UnknownValue] = field(default_factory=list)
+    host_bytes: int = 0
+    pinned_bytes: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_dict(cls, record: Any) -> "Answer":
+        """Read what `to_json` wrote; an `InputError` says what is wrong with it."""
+        return read_record(cls, record, "answer")

@@ -1,0 +1,339 @@
+"""Programs as people write them run on phantom GPUs unmodified, and the answers are right."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import labkit as lab
+from labkit.phantom import program
+from labkit.phantom.program import run_program
+from labkit.values import GIB, MIB
+
+STEP = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONFIG = LlamaConfig(
+    hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
+    vocab_size=8000,
+)
+
+def make(device):
+    model = LlamaForCausalLM(CONFIG).to(device)
+    return model, torch.optim.AdamW(model.parameters())
+
+def step(model, optimizer, device):
+    ids = torch.ones(4, 512, dtype=torch.int64, device=device)
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+def experiment(device):
+    model, optimizer = make(device)
+    for _ in range(3):
+        yield step(model, optimizer, device)
+"""
+SCRIPT = (
+    STEP
+    + """
+model, optimizer = make("cuda")
+for _ in range(3):
+    loss = step(model, optimizer, "cuda")
+    del loss
+print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+"""
+)
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    """Run a script's text on phantom GPUs; return the verdict and what it printed."""
+
+    def run(text, *arguments, gpu="rtx-4090", launch=(), **options):
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(text))
+        command = [sys.executable, *launch, str(script), *arguments]
+        verdict = run_program(command, gpu=gpu, cwd=tmp_path, **options)
+        return verdict, capfd.readouterr().out
+
+    return run
+
+
+def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(run, tmp_path):
+    verdict, printed = run(SCRIPT)
+    [answer] = verdict.answers
+    [gpu] = answer.gpus
+    assert verdict.fits
+    assert answer.ended == "finished"
+    assert answer.steps == 3
+    assert [gpu.peak_allocated_bytes, gpu.peak_reserved_bytes] == list(map(int, printed.split()))
+    assert sum(gpu.made_of.values()) == gpu.peak_allocated_bytes
+    (tmp_path / "step.py").write_text(STEP)
+    estimated = lab.estimate(f"{tmp_path}/step.py:experiment", gpu="rtx-4090")
+    assert estimated.peak_reserved_bytes == gpu.peak_reserved_bytes
+    for category in ("weights", "gradients", "optimizer"):
+        assert gpu.made_of.get(category, 0) == estimated.run.bytes_of(category)
+    assert (gpu.allocated_at.phase, gpu.allocated_at.step) == ("backward", 2)
+
+
+def test_watching_changes_nothing_that_the_allocator_does(run, on_phantom, tmp_path):
+    _, watched = run(SCRIPT)
+    assert on_phantom("rtx-4090", tmp_path / "train.py") == watched
+
+
+LEAK = """
+import torch
+layer = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+kept = []
+for _ in range(6):
+    layer(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    kept.append(torch.zeros(1 << 20, device="cuda"))
+"""
+
+
+def test_what_each_step_leaves_behind_is_found_with_its_line(run):
+    verdict, _ = run(LEAK)
+    gpu = verdict.answers[0].gpus[0]
+    assert gpu.growth_bytes == 4 * MIB
+    assert gpu.growth[0].users_line.endswith("train.py:9")
+    assert "each step leaves 4.00 MiB behind, most from" in str(verdict)
+
+
+TOO_LARGE = """
+import torch
+
+def build():
+    return torch.empty(20 << 30, dtype=torch.uint8, device="cuda")
+
+blocks = [build(), build()]
+"""
+
+
+def test_out_of_memory_is_no_with_the_request_and_the_scripts_own_lines(run):
+    verdict, _ = run(TOO_LARGE)
+    assert verdict.fits is False
+    assert verdict.answers[0].ended == "out of memory"
+    failed = verdict.answers[0].gpus[0].failed
+    assert failed.nbytes == 20 * GIB
+    assert [line.rpartition(":")[2] for line in failed.stack] == ["5", "7"]
+    assert "it asked for 20.0 GiB when 20.0 GiB of 23.0 GiB were reserved" in str(verdict)
+
+
+def test_an_error_that_the_script_catches_is_no_verdict(run):
+    verdict, _ = run(TOO_LARGE.replace("build(), build()", "build()") + CATCHES)
+    assert verdict.fits
+    assert verdict.answers[0].gpus[0].errors == 1
+
+
+CATCHES = """
+try:
+    build()
+except torch.OutOfMemoryError:
+    pass
+"""
+
+
+def test_a_budget_is_held_and_steps_end_the_program(run):
+    verdict, printed = run(SCRIPT, budget_bytes=100 * MIB, steps=2)
+    assert verdict.fits is False
+    assert "100 MiB allowed" in str(verdict)
+    assert verdict.answers[0].steps == 2
+    assert verdict.answers[0].ended == "stopped"
+    assert not printed
+
+
+UNKNOWN = """
+import torch
+layer = torch.nn.Linear(64, 64, device="cuda")
+loss = layer(torch.randn(8, 64, device="cuda")).square().mean()
+if loss > 0:
+    print("larger")
+print(1 / loss.item())
+"""
+
+
+def test_values_that_nobody_computed_are_named_with_their_lines(run):
+    verdict, _ = run(UNKNOWN)
+    assert verdict.fits is None
+    assert verdict.answers[0].ended == "failed"
+    text = str(verdict)
+    assert "it stopped at train.py:7 with ZeroDivisionError" in text
+    assert "train.py:5: bool (), 1 times" in text
+    assert "train.py:7: float32 ()" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def f(:", "it used no GPU, and ended with exit code 1"),
+        ("print(1)", "it used no GPU, and ended with exit code 0"),
+        ("import os, torch; torch.ones(4, device='cuda'); os._exit(3)", "ended with exit code 3"),
+        ("raise SystemExit('no data')", "it used no GPU, and ended with exit code 1"),
+        (
+            "import os, subprocess, sys\n"
+            "os.environ['LD_PRELOAD'] = 'libm.so.6'\n"
+            "code = 'import torch; torch.ones(4, device=\"cuda\")'\n"
+            "sys.exit(subprocess.call([sys.executable, '-c', code]))",
+            "it used no GPU, and ended with exit code 1",
+        ),
+    ],
+    ids=["syntax", "no GPU", "os._exit", "SystemExit", "LD_PRELOAD"],
+)
+def test_a_script_that_gives_no_answer_gets_a_sentence(run, text, sentence):
+    verdict, _ = run(text)
+    assert verdict.fits is None
+    assert sentence in str(verdict)
+
+
+def test_a_hang_is_a_sentence(run, monkeypatch):
+    monkeypatch.setattr(program, "HANG_SECONDS", 3.0)
+    verdict, _ = run("import time, torch\ntorch.ones(4, device='cuda')\ntime.sleep(600)")
+    assert "nothing happened for 3 s; it was stopped at train.py:3" in str(verdict)
+
+
+def test_ctrl_c_gives_what_is_known_so_far(tmp_path):
+    (tmp_path / "train.py").write_text(LEAK.replace("range(6)", "range(10 ** 9)"))
+    command = [sys.executable, "-m", "labkit", "phantom", "--gpu", "t4", "--json", "train.py"]
+    started = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    time.sleep(12)
+    os.killpg(started.pid, signal.SIGINT)
+    printed, _ = started.communicate(timeout=60)
+    answer = json.loads(printed)
+    assert started.returncode == 130
+    assert answer["interrupted"]
+    assert answer["processes"][0]["steps"] > 3
+    assert answer["peak_reserved_bytes"] > 0
+
+
+# --- with the libraries that people train with ------------------------------------------------
+
+LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")
+MODEL = """
+import os, torch
+import torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM
+
+config = LlamaConfig(
+    hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
+    vocab_size=4000,
+)
+ids = torch.ones(4, 128, dtype=torch.int64)
+rows = [{"input_ids": row, "labels": row} for row in ids.repeat(8, 1)]
+"""
+LOOP = """
+for _ in range(3):
+    batch = ids.cuda()
+    model(input_ids=batch, labels=batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+RANKS = """
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+"""
+PROGRAMS = {
+    "ddp": RANKS
+    + """
+model = torch.nn.parallel.DistributedDataParallel(LlamaForCausalLM(config).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    + LOOP,
+    "fsdp2": RANKS
+    + """
+from torch.distributed.fsdp import fully_shard
+model = LlamaForCausalLM(config)
+for layer in model.model.layers:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    + LOOP,
+    "compile": """
+model = torch.compile(LlamaForCausalLM(config).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    + LOOP,
+    "workers": """
+loader = torch.utils.data.DataLoader(rows, batch_size=4, num_workers=2, pin_memory=True)
+model = LlamaForCausalLM(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in loader:
+    batch = {name: rows.cuda(non_blocking=True) for name, rows in batch.items()}
+    model(**batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(model.state_dict(), "model.pt")
+""",
+    "trainer": """
+from peft import LoraConfig, get_peft_model
+from transformers import Trainer, TrainingArguments
+model = get_peft_model(LlamaForCausalLM(config), LoraConfig(target_modules="all-linear"))
+arguments = TrainingArguments(
+    "out", max_steps=3, bf16=True, report_to="none", save_steps=2, optim="adamw_bnb_8bit",
+    eval_strategy="steps", eval_steps=2,
+)
+Trainer(model, arguments, train_dataset=rows, eval_dataset=rows).train()
+""",
+    "accelerate": """
+from accelerate import Accelerator
+accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=2)
+model = LlamaForCausalLM(config)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(rows, batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(**batch).loss)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+}
+for stage in (1, 2, 3):
+    PROGRAMS[f"deepspeed-{stage}"] = f"""
+import deepspeed
+settings = {{
+    "train_micro_batch_size_per_gpu": 4,
+    "bf16": {{"enabled": True}},
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}},
+    "zero_optimization": {{"stage": {stage}}},
+}}
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+deepspeed.init_distributed()
+model = LlamaForCausalLM(config)
+engine, *_ = deepspeed.initialize(model=model, config=settings)
+for _ in range(3):
+    batch = ids.cuda()
+    engine.backward(engine(input_ids=batch, labels=batch).loss)
+    engine.step()
+"""
+STEPS = {"workers": 8, "accelerate": 4}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_people_run_runs(run, name):
+    ranks = 2 if name in ("ddp", "fsdp2") or "deepspeed" in name else 1
+    launch = LAUNCH if ranks == 2 else ()
+    verdict, _ = run(MODEL + PROGRAMS[name], launch=launch, gpus=ranks)
+    assert verdict.fits, str(verdict)
+    assert [answer.rank for answer in verdict.answers] == list(range(ranks))
+    for answer in verdict.answers:
+        assert answer.ended == "finished"
+        assert answer.steps == STEPS.get(name, 3)
+        made_of = answer.gpus[0].made_of
+        assert sum(made_of.values()) == answer.gpus[0].peak_allocated_bytes
+        assert made_of["weights"] > 0
+        assert made_of.get("activations", 0) > 0

@@ -1,0 +1,134 @@
+"""``labkit phantom`` before and after the program runs: words and answers, without a GPU."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+import labkit as lab
+from labkit.cli import main, phantom
+from labkit.phantom.answer import Answer, FailedRequest, GpuAnswer, When
+from labkit.phantom.program import Verdict
+from labkit.values import GIB, MIB
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "command"),
+    [
+        ("--gpu t4 x.py --steps 2", "--gpu t4", "x.py --steps 2"),
+        ("--gpu=t4 --json -m mod --json", "--gpu=t4 --json", "-m mod --json"),
+        ("--budget 2GiB -- accelerate launch x.py", "--budget 2GiB", "-- accelerate launch x.py"),
+        ("--expandable-segments x.py", "--expandable-segments", "x.py"),
+    ],
+)
+def test_what_follows_our_options_belongs_to_the_program(words, own, command):
+    assert phantom.split(words.split()) == (own.split(), command.split())
+
+
+def test_the_program_is_a_script_a_module_or_a_command(tmp_path):
+    script = tmp_path / "x.py"
+    script.touch()
+    assert phantom.command_line([str(script), "-a"]) == [sys.executable, str(script), "-a"]
+    assert phantom.command_line(["-m", "mod", "-a"]) == [sys.executable, "-m", "mod", "-a"]
+    assert phantom.command_line(["--", "torchrun", "x.py"]) == ["torchrun", "x.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("-m torch.distributed.run --nproc-per-node 2 x.py", 2),
+        ("torchrun --nproc_per_node=4 x.py", 4),
+        ("accelerate launch --num_processes 8 x.py", 8),
+        ("deepspeed --num_gpus 2 x.py", 2),
+        ("torchrun --nproc-per-node gpu x.py", 1),
+        ("x.py", 1),
+    ],
+)
+def test_a_launcher_says_how_many_gpus_it_needs(words, count):
+    assert phantom.processes_of(words.split()) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "say what to run: SCRIPT, -m MODULE, or -- COMMAND"),
+        ("--gpu t4", "say what to run"),
+        ("nowhere.py", "there is no script 'nowhere.py'"),
+        ("--gpu none -m mod", "unknown GPU 'none'"),
+        ("--gpu mi300x -m mod", "AMD Instinct MI300X has no CUDA"),
+        ("--gpus 17 -m mod", "1 to 16 GPUs, not 17"),
+        ("--steps -1 -m mod", "--steps must be from 1"),
+        ("--budget 1TiB -m mod", "the budget must be more than nothing and at most NVIDIA A100"),
+        ("--budget much -m mod", "must be a size such as 64GiB"),
+    ],
+)
+def test_bad_input_is_a_sentence(capsys, arguments, sentence):
+    assert main.main(["phantom", *arguments.split()]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+AT = When(2, "backward", "lm_head", "/home/me/train.py:9")
+GPU = GpuAnswer(
+    index=0,
+    name="NVIDIA T4",
+    capacity_bytes=14 * GIB,
+    peak_allocated_bytes=3 * GIB,
+    peak_reserved_bytes=4 * GIB,
+    allocated_at=AT,
+    reserved_at=AT,
+    made_of={"weights": 3 * GIB - 512, "rounding": 512},
+    holders=[],
+    retries=1,
+    errors=1,
+    failed=FailedRequest(2 * GIB, AT, ["/home/me/train.py:9"]),
+    growth_bytes=0,
+    growth=[],
+    changes=[],
+)
+ANSWER = Answer("train.py", 0, "finished", "", [], 2, [GPU])
+
+
+def verdict(*answers, budget_bytes=14 * GIB, **how):
+    return Verdict(lab.gpu("t4"), len(answers), budget_bytes, list(answers), "/home/me", **how)
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "fits", "sentence"),
+    [
+        ({}, {}, True, "It fits a phantom NVIDIA T4: 4.00 GiB of 14.0 GiB reserved at most, 10.0"),
+        ({}, {"budget_bytes": GIB}, False, "It does not fit a phantom NVIDIA T4: 4.00 GiB"),
+        (
+            {"ended": "out of memory"},
+            {"returncode": 1},
+            False,
+            "step 2, backward, in lm_head, it asked for 2.00 GiB when 4.00 GiB of 14.0 GiB",
+        ),
+        (
+            {"ended": "failed", "error": "ValueError: no", "error_stack": ["/home/me/train.py:3"]},
+            {"returncode": 1},
+            None,
+            "No answer for a phantom NVIDIA T4: it stopped at train.py:3 with ValueError: no.",
+        ),
+        ({"ended": ""}, {"returncode": -9}, None, "it ended with exit code -9, without a word"),
+        ({"ended": "interrupted"}, {"interrupted": True, "returncode": 1}, None, "interrupted"),
+        ({}, {"hung": "train.py:7", "returncode": -9}, None, "it was stopped at train.py:7"),
+    ],
+)
+def test_the_verdict_in_words(change, how, fits, sentence):
+    found = verdict(replace(ANSWER, **change), **{"returncode": 0} | how)
+    assert found.fits is fits
+    assert sentence in str(found)
+
+
+def test_one_process_that_fails_decides_for_all():
+    failed = replace(ANSWER, rank=1, ended="out of memory")
+    found = verdict(ANSWER, failed, returncode=1)
+    assert found.fits is False
+    assert "out of memory, 2 steps" in str(found)
+
+
+def test_answers_survive_their_file():
+
+    assert Answer.from_dict(json.loads(ANSWER.to_json())) == ANSWER
+    assert GPU.peak_reserved_bytes > MIB

@@ -38,6 +38,8 @@ def add_command(commands: Any) -> None:
     option("--expandable-segments", action="store_true", help="have PyTorch's allocator use them")
     option("--snapshot", metavar="FILE", help="write PyTorch's memory snapshot, for memory_viz")
     option("--json", action="store_true", help="print everything found as JSON")
+    kernel = "add such a GPU to Jupyter's kernels, and run nothing"
+    option("--install-kernel", action="store_true", help=kernel)
     option("command", nargs="*", help=argparse.SUPPRESS)
     parser.set_defaults(action=_phantom)
 
@@ -49,7 +51,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     own: list[str] = []
     words = list(arguments)
-    flags = ("--expandable-segments", "--json", "-h", "--help")
+    flags = ("--expandable-segments", "--install-kernel", "--json", "-h", "--help")
     while words:
         word = words[0]
         if word in ("-m", "--") or not word.startswith("-"):
@@ -90,6 +92,8 @@ def processes_of(words: Sequence[str]) -> int:
 def _phantom(options: argparse.Namespace) -> int:
     from labkit.phantom.program import run_program
 
+    if options.install_kernel:
+        return _install_kernel(options)
     command = command_line(options.command)
     steps = positive_int(options.steps, "--steps") if options.steps else 0
     quiet = {"stdout": sys.stderr} if options.json else {}
@@ -108,3 +112,13 @@ def _phantom(options: argparse.Namespace) -> int:
     if verdict.interrupted:
         return 130
     return {True: 0, False: 1, None: 2}[verdict.fits]
+
+
+def _install_kernel(options: argparse.Namespace) -> int:
+    from labkit.phantom.kernel import install_kernel
+
+    if options.command:
+        raise InputError("--install-kernel runs nothing: leave the script out")
+    name, folder = install_kernel(options.gpu, options.gpus or 1)
+    print(f"Jupyter has the kernel “{name}” now, in {folder}. A page that is open needs a reload.")
+    return 0

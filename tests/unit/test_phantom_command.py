@@ -20,6 +20,7 @@ from labkit.values import GIB, MIB
         ("--gpu=t4 --json -m mod --json", "--gpu=t4 --json", "-m mod --json"),
         ("--budget 2GiB -- accelerate launch x.py", "--budget 2GiB", "-- accelerate launch x.py"),
         ("--expandable-segments x.py", "--expandable-segments", "x.py"),
+        ("--install-kernel --gpu t4", "--install-kernel --gpu t4", ""),
     ],
 )
 def test_what_follows_our_options_belongs_to_the_program(words, own, command):
@@ -60,6 +61,7 @@ def test_a_launcher_says_how_many_gpus_it_needs(words, count):
         ("--gpus 17 -m mod", "1 to 16 GPUs, not 17"),
         ("--steps -1 -m mod", "--steps must be from 1"),
         ("--budget 1TiB -m mod", "the budget must be more than nothing and at most NVIDIA A100"),
+        ("--install-kernel x.py", "leave the script out"),
         ("--budget much -m mod", "must be a size such as 64GiB"),
     ],
 )

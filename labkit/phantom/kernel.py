@@ -1,0 +1,37 @@
+"""A kernel for Jupyter whose GPU is not there."""
+
+import json
+import sys
+
+from labkit.hardware import catalogue
+from labkit.phantom.process import environment
+from labkit.support.scratch import TemporaryFolder
+
+
+def install_kernel(gpu: str, count: int = 1) -> tuple[str, str]:
+    """Add a kernel with ``count`` phantom GPUs to the user's; return its title and its folder.
+
+    The kernel runs this Python. One of the same name is replaced; ``jupyter kernelspec remove``
+    takes it away.
+
+    Raises:
+        InputError: no such GPU, or no phantom can be made of it here.
+        OSError: the folder of kernels cannot be written.
+    """
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    card = catalogue.gpu(gpu)
+    environment(card, count)  # builds what it needs, or says why it cannot
+    title = f"Python (phantom {f'{count} × ' if count > 1 else ''}{card.name})"
+    start = [sys.executable, "-m", "labkit.phantom", f"{card.key}x{count}", "-m"]
+    spec = {
+        "argv": [*start, "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": title,
+        "language": "python",
+        "metadata": {"debugger": True},
+        "env": {"TORCH_CPP_LOG_LEVEL": "ERROR"},
+    }
+    with TemporaryFolder() as folder:
+        (folder / "kernel.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        name = f"phantom-{card.key}" + (f"x{count}" if count > 1 else "")
+        return title, KernelSpecManager().install_kernel_spec(str(folder), name, user=True)

@@ -129,7 +129,7 @@ def _estimate_lengths(options: argparse.Namespace, recipe: Any) -> int:
         raise InputError("--lengths goes with neither -p, --host-memory nor --exact")
     fields = recipe_fields(options)
     recipe = (recipe or Recipe()).but(**fields)
-    lengths = drawn_lengths(options.lengths, steps=options.steps, batchsize=recipe.batchsize)
+    lengths = drawn_lengths(options.lengths, steps=options.steps, batch_size=recipe.batch_size)
     bar = tqdm(total=len(set(lengths)), unit="length", leave=False, disable=None)  # if a terminal
     with bar, _one_sentence(options.model):
         found = over_lengths(

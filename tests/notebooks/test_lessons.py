@@ -46,12 +46,17 @@ def test_it_passes_with_a_valid_result_and_can_be_reported(folder, lesson):
 
 
 def verdicts_that_differ(result):
-    """Those that a phantom GPU recorded otherwise, where both could judge."""
-    verdicts = {entry["id"]: entry["verdict"] for entry in result.judgements}
+    """Those that a phantom GPU recorded otherwise, of the conditions that both could judge."""
+    judged = {entry["id"]: entry for entry in result.judgements}
     differing = set()
     for phantom in filter(lambda each: each.phantom, results.recorded(result.lesson)):
         for entry in phantom.judgements:
-            both = {entry["verdict"], verdicts.get(entry["id"], Verdict.NOT_TESTABLE)}
-            if len(both) > 1 and Verdict.NOT_TESTABLE not in both:
+            ours, theirs = verdicts_of(judged.get(entry["id"], {})), verdicts_of(entry)
+            if any(ours[condition] != theirs[condition] for condition in ours.keys() & theirs):
                 differing.add((phantom.machine["name"], entry["id"]))
     return differing - OTHERWISE
+
+
+def verdicts_of(entry):
+    verdicts = entry.get("by_condition") or {"": entry.get("verdict", Verdict.NOT_TESTABLE)}
+    return {name: each for name, each in verdicts.items() if each != Verdict.NOT_TESTABLE}

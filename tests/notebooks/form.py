@@ -5,8 +5,8 @@ Two kinds of rule:
 - *bytes*: the file is exactly what nbformat writes (one space of indent, sorted keys, a newline at
   the end), with no outputs, no execution counts and no metadata but what a lesson needs.
   `--fix` rewrites the file so, and changes neither sources nor types, ids or tags.
-- *lesson*: tags, their order, headings, length, badges, setup, parameters, exercises, claims, as
-  CONTRIBUTING.md describes. The author corrects these.
+- *lesson*: tags, their order, headings, length, badges, setup, parameters, exercises, claims, and
+  how it reads, as CONTRIBUTING.md describes. The author corrects these.
 
 Usage: python tests/notebooks/form.py [--fix] [NOTEBOOK ...]     (default: notebooks/*.ipynb)
 Exit status: 0 all in order, 1 something is not.
@@ -25,6 +25,7 @@ from lesson_rules import RULES, Lesson, Problem, check_address, check_claims
 from nbformat import NotebookNode
 from nbformat.v4 import reads_json, writes_json
 from nbformat.warnings import DuplicateCellId, MissingIDFieldWarning
+from reading_rules import check_plain
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +34,7 @@ NOTEBOOK_METADATA = {
     "language_info": {"name": "python"},
 }
 CELL_METADATA = ("tags",)
+LESSON_METADATA = ("surprise",)  # one sentence to tell a colleague
 
 
 def canonical(notebook: NotebookNode) -> bytes:
@@ -48,7 +50,9 @@ def canonical(notebook: NotebookNode) -> bytes:
         if cell.cell_type == "code":
             kept |= {"execution_count": None, "outputs": []}
         cells.append(kept)
-    clean = {"cells": cells, "metadata": NOTEBOOK_METADATA, "nbformat": 4, "nbformat_minor": 5}
+    kept = {name: notebook.metadata[name] for name in LESSON_METADATA if name in notebook.metadata}
+    metadata = NOTEBOOK_METADATA | kept
+    clean = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
     return (writes_json(nbformat.from_dict(clean)) + "\n").encode("utf-8")
 
 
@@ -92,7 +96,7 @@ def gate(
             continue
         if fix:
             path.write_bytes(canonical(lesson.notebook))
-        for rule in (check_bytes, *RULES):
+        for rule in (check_bytes, *RULES, check_plain):
             problems += rule(lesson)
         problems += check_address(lesson, repository)
         problems += check_claims(lesson, claims)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import form
 import pytest
+from reading_rules import check_plain
 
 NOTEBOOKS = sorted((form.ROOT / "notebooks").glob("*.ipynb"))
 CLAIMS, REPOSITORY = form.load_claims(), form.load_repository()
@@ -78,6 +79,40 @@ BROKEN = {
     "claim only in a comment": ("claims", source("claim", ".+", '# lab.claim("one", 1)')),
     "figure in a reading": ("reading", source("reading", "$", "It fell by 1.5 GiB.", "markdown")),
 }
+
+
+PLAIN = {
+    "code": (
+        "if n := 3: pass",
+        "ways = {'plain': lambda x: x}",
+        "rows = [[a for a in b] for b in c]",
+        "first, second = 1, 2",
+        "first = second = 1",
+        "word = 'a' if x else 'b' if y else 'c'",
+        "names = ['a'] * flag",
+        "last = list(found)[-1]",
+    ),
+    "length": ("\n".join(["a = 1"] * 151),),
+    "prose": ("**The peak (of all).**", "It is dear.", "( " * 13),
+    "surprise": ("**The peak falls.**", "The peak rises."),
+    "minutes": ("word " * 9000,),
+}
+
+
+@pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule in PLAIN for text in PLAIN[rule]])
+def test_what_is_hard_to_read_is_named(rule, text):
+    """In a lesson that names its surprise, and in no other."""
+    lesson = form.read(LESSON)
+    lesson.notebook.cells = [
+        each for each in lesson.cells if each.metadata.tags[0] in ("title", "plot", "reading")
+    ]
+    for each in lesson.tagged("plot", "code"):
+        each.source = text if rule in ("code", "length") else "a = 1"
+    for each in lesson.tagged("reading", "markdown"):
+        each.source = text if rule not in ("code", "length") else ""
+    assert list(check_plain(lesson)) == []
+    lesson.notebook.metadata["surprise"] = "The peak rises."
+    assert rule in {problem.rule for problem in check_plain(lesson)}
 
 
 def save(path: Path, book: dict) -> Path:

@@ -1,23 +1,31 @@
 """What watching costs: tracking a real step on the CPU, tracing and estimating large models.
 
     python benchmarks/speed.py [--skip-memtracker]
+    python -m labkit.phantom a100-80gb benchmarks/speed.py    # steps on a phantom, watched or not
 
 Prints tables; nothing here is a test. The 8B step (bf16, 1 × 4096 tokens, AdamW) runs on fake
 tensors three times: untracked, under our tracker, and under PyTorch's MemTracker. Estimates and
-advice are timed in this process, which has imported most libraries by then.
+advice are timed in this process, which has imported most libraries by then. On a phantom the script
+that is watched by ``labkit phantom`` runs as it is, too, and both say what a step takes.
 """
 
 import argparse
 import contextlib
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import labkit as lab
 from labkit.fake.mode import GPU_DEVICE, fake_tensors
+from labkit.hardware import this_machine
 from labkit.hardware.catalogue import gpu
+from labkit.phantom.program import run_program
 from labkit.tracker import track
 from labkit.values import format_bytes
 
@@ -75,6 +83,46 @@ ESTIMATES = {
 }
 
 
+PHANTOM_STEPS = {
+    "Llama-3.1-8B, bf16, SGD, 1 × 1024": (
+        "Llama-3.1-8B",
+        {"precision": "bf16", "optimizer": "sgd", "checkpointing": True},
+    ),
+    "Llama-2-70B, QLoRA, 4 × 2048": ("Llama-2-70B", QLORA | {"batch_size": 4}),
+}
+SCRIPT = """
+import statistics, time
+import torch, labkit as lab
+recipe = lab.Recipe(precision="bf16", lora=16, checkpointing=True, batch_size=2)
+experiment = lab.training("Llama-3.1-8B", recipe)(torch.device("cuda"))
+seconds = []
+for _ in range(10):
+    started = time.perf_counter()
+    next(experiment)
+    seconds.append(time.perf_counter() - started)
+print(statistics.median(seconds))
+"""
+
+
+def phantom_steps() -> None:
+    """Print what a step takes on the phantom GPU, and what watching it costs."""
+    for name, (model, settings) in PHANTOM_STEPS.items():
+        experiment = lab.training(model, lab.Recipe(**settings))(torch.device("cuda"))
+        next(experiment)
+        seconds = statistics.median(timed(next, experiment) for _ in range(3))
+        print(f"  {name:34} {seconds:6.2f} s")
+        experiment.close()
+        lab.free_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        script, watched = Path(folder, "train.py"), Path(folder, "watched")
+        script.write_text(SCRIPT)
+        bare = float(subprocess.check_output([sys.executable, script]))
+        with watched.open("w") as said:
+            run_program([sys.executable, str(script)], gpu="a100-80gb", stdout=said)
+        ratio = float(watched.read_text()) / bare
+    print(f"  Llama-3.1-8B, LoRA 16, 2 × 1024    {bare:6.2f} s, watched {ratio:.2f} × that")
+
+
 def timed(function, *args) -> float:
     started = time.perf_counter()
     function(*args)
@@ -86,6 +134,9 @@ def main() -> None:
     parser.add_argument("--skip-memtracker", action="store_true", help="it takes a minute or more")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    if this_machine.machine().phantom:
+        print(f"\none training step {this_machine.machine().label}")
+        return phantom_steps()
     print(f"tracking a real CPU step: {real_step_overhead():.2f} × the untracked step")
 
     print("\none training step of Llama-3.1-8B, bf16, 1 × 4096 tokens, AdamW, fake tensors")

@@ -1,5 +1,5 @@
-"""The command line: ``labkit doctor | run | report | record | cheat-sheet | class | models | gpus |
-estimate | advise | phantom``.
+"""The command line: ``labkit doctor | start | run | report | record | cheat-sheet | class |
+models | gpus | estimate | advise | phantom``.
 
 Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
 result of a class could be read; 2 something we were given cannot be used, or a file cannot be
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import labkit
-from labkit.cli import phantom, plan, record, tables
+from labkit.cli import phantom, plan, record, start, tables
 from labkit.support.files import RUN_FOLDER
 from labkit.values import InputError, one_of, positive_int
 
@@ -63,6 +63,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
 
     doctor = commands.add_parser("doctor", help="say what is wrong with this machine's set-up")
     doctor.set_defaults(action=_doctor)
+
+    start.add_command(commands)
 
     run = commands.add_parser(
         "run", help="execute and check lessons, write one HTML report", parents=[tables.parameters]

@@ -136,8 +136,9 @@ def _check(folders: Sequence[Path], out: Path) -> int:
     from labkit.recording.review import problems
 
     code = 0
-    recorded = [path for path in (*out.iterdir(), *out.glob("phantom/*")) if path.is_dir()]
-    folders = folders or sorted(path for path in recorded if path.name != "phantom")
+    if not folders:
+        recorded = [path for path in (*out.iterdir(), *out.glob("phantom/*")) if path.is_dir()]
+        folders = sorted(path for path in recorded if path.name != "phantom")
     for folder in folders:
         found = problems(folder)
         for problem in found or ["valid"]:

@@ -112,10 +112,13 @@ def _started(
         env=dict(environment),
         start_new_session=True,  # Ctrl-C is for us to handle
     )
+    folder = job.lesson.path.parent
+    if folder.is_relative_to(PACKAGE):  # a lesson may write where it runs
+        folder = Path.cwd()
     spec = {
         "source": str(job.lesson.path),
         "target": str(partial.resolve()),
-        "folder": str(job.lesson.path.parent),
+        "folder": str(folder),
         "parameters": dict(job.parameters),
         "timeout_seconds": job.timeout_seconds,
     }

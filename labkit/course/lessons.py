@@ -22,6 +22,12 @@ from labkit.values import MIB, PRECISIONS, InputError, format_bytes, one_of, pos
 
 MOST_TEXT = 1000  # characters of a parameter's value
 MOST_BYTES = 100 * MIB  # of a notebook's file, with all pictures in it
+#: `labkit start` leaves it beside the lessons that it copies.
+COPIED = ".gpu-memory-lab.json"
+#: What opens and runs lessons is an extra.
+INSTALL = (
+    "pip install 'gpu-memory-lab[notebooks] @ git+https://github.com/gpu-memory-lab/gpu-memory-lab'"
+)
 _NUMBERS = {"int": int, "float": float}
 
 
@@ -42,10 +48,21 @@ class Parameter(NamedTuple):
     choices: tuple[str, ...]
 
 
-def default_folder() -> Path:
-    """Return the ``notebooks`` folder: beside the package, else in the working directory."""
+def course_folder() -> Path:
+    """Return the folder of the course's lessons: the clone's, else the package's own copy."""
     beside = PACKAGE.parent / "notebooks"
-    return beside if beside.is_dir() else Path.cwd() / "notebooks"
+    return beside if beside.is_dir() else PACKAGE / "notebooks"
+
+
+def default_folder() -> Path:
+    """Return the working directory if `labkit start` made it, else `course_folder`."""
+    here = Path.cwd()
+    return here if (here / COPIED).is_file() else course_folder()
+
+
+def notebooks_of(folder: Path) -> list[Path]:
+    """Return the notebooks of ``folder`` whose names begin with a lesson's number, in order."""
+    return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
 
 
 def lesson_at(path: Path) -> Lesson:
@@ -63,7 +80,7 @@ def find(selected: Iterable[str] = (), *, folder: Path | None = None) -> list[Le
         InputError: no such lesson or file, or there are no lessons at all.
     """
     folder = folder or default_folder()
-    course = [lesson_at(path) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
+    course = [lesson_at(path) for path in notebooks_of(folder)]
     selected = list(selected)
     lessons = [_find_one(name, course) for name in selected] if selected else course
     if not lessons:

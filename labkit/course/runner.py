@@ -20,6 +20,7 @@ from pathlib import Path
 from labkit.course.check import check_notebook
 from labkit.course.execution import Job, execute, kernel_environment
 from labkit.course.lessons import (
+    INSTALL,
     Lesson,
     check_parameters,
     declared_parameters,
@@ -65,7 +66,7 @@ def run(
     Ctrl-C stops the kernels and returns what there is, with ``interrupted`` set.
     """
     if importlib.util.find_spec("papermill") is None:
-        raise InputError("to run lessons: pip install 'gpu-memory-lab[notebooks]'")
+        raise InputError(f"to run lessons: {INSTALL}")
     queue = [_job(lesson, parameters, folder, timeout_seconds) for lesson in lessons]
     prepare_folder(folder)
     stop = threading.Event()

@@ -92,7 +92,8 @@ def find_wheel() -> Wheel:
     version = re.search(r"__version__ = '(.+)'", said)[1]
     if not (folder / "lib" / "libtorch_cuda.so").exists():
         raise InputError(
-            f"torch {version} is not a CUDA build, which the phantom GPU needs: make phantom"
+            f"torch {version} is not a CUDA build, which the phantom GPU needs: "
+            "`pip install torch` on Linux brings one, and `make phantom` in a clone"
         )
     for program in ("g++", "nm"):
         if shutil.which(program) is None:

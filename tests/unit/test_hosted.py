@@ -7,18 +7,17 @@ import importlib.metadata
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from installed import ROOT, empty_environment, packages_here, put_below
 
 from labkit.course import hosted, session
 from labkit.hardware import this_machine
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = replace(this_machine.machine(), kind="cpu", in_colab=False)
 COLAB = replace(HERE, in_colab=True)
 OLD = "0.10.0"  # the torchao that Colab has
@@ -62,13 +61,11 @@ def test_colab_and_kaggle_say_where_their_gpus_are(monkeypatch, capsys):
 
 def venv_over_this_one(folder: Path, *, with_labkit: bool) -> Path:
     """Python of a new environment in which what this one has can be imported as well."""
-    command = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
-    subprocess.run(command, check=True, timeout=120)
-    [packages] = folder.glob("lib/python*/site-packages")
-    paths = [Path(path) for path in sys.path if path.endswith("site-packages")]
+    python, packages = empty_environment(folder)
+    paths = packages_here()
     paths = [ROOT, *paths] if with_labkit else [without_labkit(each, folder) for each in paths]
-    (packages / "below.pth").write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
-    return folder / "bin" / "python"
+    put_below(packages, paths)
+    return python
 
 
 def without_labkit(packages: Path, folder: Path) -> Path:

@@ -80,7 +80,7 @@ phantom: $(PHANTOM)/.built ## Build .venv-phantom: PyTorch's CUDA build, for GPU
 
 # PyTorch's own CUDA code judges labkit, on stub libraries. Linux on x86-64 only.
 test-phantom: export HF_HUB_OFFLINE = 1
-test-phantom: $(PHANTOM)/.built ## Hold labkit to PyTorch's own CUDA code, on a phantom GPU
+test-phantom: $(PHANTOM)/.built $(MORE) ## Hold labkit to PyTorch's own CUDA code, on a phantom GPU
 	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(PHANTOM)/bin/python -m labkit.phantom a100-80gb \
 		-m pytest -n 2 $(SLOWEST) $(PHANTOM_TESTS)
 
@@ -180,7 +180,7 @@ $(PHANTOM)/.built: .ci/locked/phantom.txt $(STAMP)
 	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
 		> "$$(echo $(PHANTOM)/lib/python*/site-packages)/below.pth"
 	$(PHANTOM)/bin/python -m pip install --quiet --require-hashes --no-deps -r .ci/locked/phantom.txt
-	ln -s "$(abspath $(VENV))/share" $(PHANTOM)/share # Jupyter's templates and kernels
+	ln -s "$(abspath $(VENV))/share" "$(abspath $(VENV))/etc" $(PHANTOM)/ # Jupyter's
 	printf '#!%s\nimport sys\n\nfrom labkit.cli.main import main\n\nsys.exit(main())\n' \
 		"$(abspath $(PHANTOM))/bin/python" > $(PHANTOM)/bin/labkit && chmod +x $(PHANTOM)/bin/labkit
 	@touch $@

@@ -3,7 +3,7 @@ models | gpus | estimate | advise | phantom``.
 
 Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
 result of a class could be read; 2 something we were given cannot be used, or a file cannot be
-written (one sentence says which); 130 Ctrl-C.
+written (one sentence says which); 130 Ctrl-C; 143 SIGTERM. Both end what was started.
 
 Limits: ``record`` needs a CUDA machine. The other commands work on any.
 """
@@ -17,6 +17,7 @@ from typing import NoReturn
 import labkit
 from labkit.cli import phantom, plan, record, start, tables
 from labkit.support.files import RUN_FOLDER
+from labkit.support.processes import ends_in_order
 from labkit.values import InputError, one_of, positive_int
 
 SHEET_PAGE, CLASS_PAGE = "cheat-sheet.html", "class.html"
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
         if command:
             options.command = command
-        return options.action(options)
+        with ends_in_order():
+            return options.action(options)
     except InputError as error:
         sentence = str(error)
     except OSError as error:

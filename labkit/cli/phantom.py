@@ -1,22 +1,20 @@
 """``labkit phantom``: any training script, unmodified, on GPUs that are not there.
 
 Exit codes: 0 it fits, 1 it does not, 2 the program or the command could not be run to an answer,
-130 Ctrl-C.
+130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from labkit.cli import plan
+from labkit.phantom.command import command_line, processes_of
 from labkit.values import InputError, positive_int
 
 DEFAULT_GPU = "a100-80gb"
-_PROCESSES = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_](?:processes|gpus))(?:=(\d+))?")
 
 
 def add_command(commands: Any) -> None:
@@ -60,33 +58,6 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if word not in flags and "=" not in word and words:
             own.append(words.pop(0))
     return own, words
-
-
-def command_line(words: Sequence[str]) -> list[str]:
-    """Return the program that ``SCRIPT``, ``-m MODULE`` or ``-- COMMAND`` stands for.
-
-    Raises:
-        InputError: there is none, or the script is no file.
-    """
-    if words[:1] == ["--"] and len(words) > 1:
-        return list(words[1:])
-    if words[:1] == ["-m"] and len(words) > 1:
-        return [sys.executable, *words]
-    if not words or words[0].startswith("-"):
-        raise InputError("say what to run: SCRIPT, -m MODULE, or -- COMMAND, after the options")
-    if not Path(words[0]).is_file():
-        raise InputError(f"there is no script {words[0]!r}")
-    return [sys.executable, *words]
-
-
-def processes_of(words: Sequence[str]) -> int:
-    """Return how many processes a launcher's options ask for; 1 where they say nothing."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        found = _PROCESSES.fullmatch(word)
-        number = (found[1] or following) if found else ""
-        if number.isdigit():
-            return int(number)
-    return 1
 
 
 def _phantom(options: argparse.Namespace) -> int:

@@ -1,23 +1,28 @@
 """A kernel for Jupyter whose GPU is not there."""
 
+import importlib.util
 import json
 import sys
 
 from labkit.hardware import catalogue
 from labkit.phantom.process import environment
 from labkit.support.scratch import TemporaryFolder
+from labkit.values import InputError
 
 
 def install_kernel(gpu: str, count: int = 1) -> tuple[str, str]:
     """Add a kernel with ``count`` phantom GPUs to the user's; return its title and its folder.
 
     The kernel runs this Python. One of the same name is replaced; ``jupyter kernelspec remove``
-    takes it away.
+    takes it away. ``JUPYTER_DATA_DIR`` names another place than the user's, such as the
+    ``share/jupyter`` of an environment, whose kernels everybody sees.
 
     Raises:
-        InputError: no such GPU, or no phantom can be made of it here.
+        InputError: no such GPU, no phantom can be made of it here, or a kernel cannot run here.
         OSError: the folder of kernels cannot be written.
     """
+    if importlib.util.find_spec("ipykernel") is None:
+        raise InputError("a kernel needs Jupyter: pip install 'gpu-memory-lab[notebooks]'")
     from jupyter_client.kernelspec import KernelSpecManager
 
     card = catalogue.gpu(gpu)

@@ -10,6 +10,7 @@ Limits: collectives return at once, so ranks wait for each other only where Pyth
 process that is killed leaves the answer of its last second but one.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from labkit.hardware.catalogue import Gpu
 from labkit.phantom.answer import ROUNDING, Answer, GpuAnswer, UnknownValue
 from labkit.phantom.process import WATCH_VARIABLE, environment
 from labkit.support.files import read_file
-from labkit.support.processes import descendants, end_group
+from labkit.support.processes import END_SECONDS, descendants, end_group
 from labkit.support.scratch import TemporaryFolder
 from labkit.values import MIB, InputError, format_bytes, table_lines
 
@@ -104,6 +105,9 @@ class Verdict:
             lines += _held_lines(answer, gpu)
             lines += _unknown_lines(answer.unknown)
         return "\n".join(lines).rstrip().replace(f"{self.folder}{os.sep}", "")
+
+    def __repr__(self) -> str:
+        return f"<{self._headline()}>"
 
     def _worst(self) -> tuple[Answer, GpuAnswer]:
         """Return the process that ran out of memory, else the one that reserved the most."""
@@ -233,19 +237,27 @@ def _wait(
     process: subprocess.Popen, folder: Path, report: Callable[[str], None]
 ) -> tuple[str, bool]:
     """Wait for the program; return the line at which it hung, and whether Ctrl-C stopped it."""
-    said, spoken_at = "", time.monotonic()
-    worked, worked_at, looked_at = 0.0, time.monotonic(), time.monotonic()
     interrupted = False
     while True:
         try:
-            process.wait(POLL_SECONDS)
-            return "", interrupted
-        except subprocess.TimeoutExpired:
-            pass
+            return _line_of_end(process, folder, report), interrupted
         except KeyboardInterrupt:  # the program has got it, too, and ends with its answer
             if interrupted:
-                end_group(process)
+                _end(process)
             interrupted = True
+        except BaseException:  # SIGTERM, for one: the program ends with us
+            _end(process)
+            raise
+
+
+def _line_of_end(process: subprocess.Popen, folder: Path, report: Callable[[str], None]) -> str:
+    """Wait for the program, end it if it hangs; return the line at which it hung."""
+    said, spoken_at = "", time.monotonic()
+    worked, worked_at, looked_at = 0.0, time.monotonic(), time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+            return ""
         now = time.monotonic()
         if now - spoken_at > PROGRESS_SECONDS:
             spoken_at = now
@@ -258,8 +270,17 @@ def _wait(
         worked, looked_at = seconds, now
         if now - worked_at > HANG_SECONDS:
             line = _line_of_hang(process, folder)
-            end_group(process)
-            return line, interrupted
+            _end(process)
+            return line
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End the program: ask first, so that it ends what it started, then kill what is left."""
+    known = descendants(process)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    end_group(process, known)
 
 
 def _progress(folder: Path) -> str:

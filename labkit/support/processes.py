@@ -8,8 +8,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import psutil
@@ -27,6 +27,27 @@ def descendants(process: subprocess.Popen) -> set["psutil.Process"]:
         return set(psutil.Process(process.pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return set()
+
+
+@contextlib.contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise `SystemExit`, so that what was started ends with this process.
+
+    A signal that is ignored or handled already stays so. For the main thread only.
+    """
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    signals = [each for each in signal.Signals if each.name in ("SIGTERM", "SIGHUP")]
+    mine = [each for each in signals if signal.getsignal(each) is signal.SIG_DFL]
+    for each in mine:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in mine:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def host_bytes(processes: Iterable["psutil.Process"]) -> int:

@@ -67,6 +67,18 @@ def need(*modules: str) -> None:
         pytest.skip(f"there is no {', no '.join(lack)}")
 
 
+@contextlib.contextmanager
+def chromium_started() -> Iterator[Any]:
+    """Chromium, without a window."""
+    need()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield browser
+        browser.close()
+
+
 # --- servers -----------------------------------------------------------------------------------
 
 

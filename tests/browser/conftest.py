@@ -35,15 +35,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, without a window."""
-    browsing.need()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=browsing.chromium(), args=browsing.FLAGS
-        )
+    with browsing.chromium_started() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -6,17 +6,44 @@ so a cell is brought there before it is looked at.
 Limits: knows JupyterLab 4.6 by its class names.
 """
 
+import contextlib
 import json
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import browsing
 from browsing import PATIENCE_SECONDS
 
 # Without a kernel the indicator says "idle" as well, and what is run is dropped without a word.
 IDLE = """() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'
     && ![...document.querySelectorAll('.jp-KernelName')].some(e => e.innerText === 'No Kernel')
     && ![...document.querySelectorAll('.jp-InputPrompt')].some(e => e.textContent.includes('*'))"""
+
+
+@contextlib.contextmanager
+def jupyterlab(folder: Path, notebook: Path) -> Iterator[str]:
+    """Start JupyterLab as `make lab` does, its own files below ``folder``; the notebook's address,
+    with its token."""
+    browsing.need("jupyterlab")
+    answered = folder / "config/lab/user-settings/@jupyterlab/apputils-extension"
+    answered.mkdir(parents=True)  # the question about news, which JupyterLab asks only once
+    (answered / "notification.jupyterlab-settings").write_text(
+        json.dumps({"fetchNews": "false", "checkForUpdates": False})
+    )
+    server = f"http://127.0.0.1:{(port := browsing.free_port())}/"
+    _, _, *options = browsing.recipe("lab", "jupyter")
+    options += ["--no-browser", f"--ServerApp.port={port}"]
+    with browsing.serving(
+        [sys.executable, "-m", "jupyterlab", str(notebook), *options],
+        answers=f"{server}api",
+        cwd=folder,
+        log=folder / "log",
+        environment=browsing.lesson_environment(folder),
+    ):
+        yield f"{server}lab/tree/{notebook.name}{browsing.token(folder / 'log')}"
 
 
 class LabPage:

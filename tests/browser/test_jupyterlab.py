@@ -4,14 +4,12 @@ The tests go through the lesson in a learner's order, on one page and one kernel
 the notebook so that the next can begin.
 """
 
-import json
 import shutil
-import sys
 
 import browsing
 import pytest
 from browsing import NARROW, WIDE, shot
-from jupyterlab_page import LabPage
+from jupyterlab_page import LabPage, jupyterlab
 
 pytestmark = pytest.mark.browser
 
@@ -31,26 +29,12 @@ NOT_OUR_RULES = ["label-title-only"]
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """Where JupyterLab shows a copy of the lesson, with its token; and the copy's path."""
-    browsing.need("jupyterlab")
     folder = tmp_path_factory.mktemp("lab")
     copy = folder / "notebooks" / LESSON
     copy.parent.mkdir()
     shutil.copy(browsing.ROOT / "notebooks" / LESSON, copy)
-    answered = folder / "config/lab/user-settings/@jupyterlab/apputils-extension"
-    answered.mkdir(parents=True)  # the question about news, which JupyterLab asks only once
-    (answered / "notification.jupyterlab-settings").write_text(
-        json.dumps({"fetchNews": "false", "checkForUpdates": False})
-    )
-    server = f"http://127.0.0.1:{(port := browsing.free_port())}/"
-    arguments = [*browsing.recipe("lab", "jupyter"), "--no-browser", f"--ServerApp.port={port}"]
-    with browsing.serving(
-        [sys.executable, "-m", "jupyter", *arguments],
-        answers=f"{server}api",
-        cwd=folder,
-        log=folder / "log",
-        environment=browsing.lesson_environment(folder),
-    ):
-        yield f"{server}lab/tree/{LESSON}{browsing.token(folder / 'log')}", copy
+    with jupyterlab(folder, copy) as address:
+        yield address, copy
 
 
 @pytest.fixture(scope="module")

@@ -217,6 +217,27 @@ def test_ctrl_c_gives_what_is_known_so_far(tmp_path):
     assert answer["peak_reserved_bytes"] > 0
 
 
+def test_sigterm_ends_what_a_launcher_started_and_leaves_no_folder(tmp_path):
+    launcher = tmp_path / "launch.py"
+    sleeps = "print('up', flush=True); import time; time.sleep(600)"
+    launcher.write_text(
+        f"import subprocess, sys\nsubprocess.call([sys.executable, '-c', {sleeps!r}])"
+    )
+    (scratch := tmp_path / "scratch").mkdir()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "labkit", "phantom", launcher],
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout.readline() == "up\n"
+    assert list(scratch.iterdir())
+    started.terminate()
+    started.communicate(timeout=60)  # to the end of what any of them could print
+    assert started.returncode == 128 + signal.SIGTERM
+    assert not list(scratch.iterdir())
+
+
 # --- with the libraries that people train with ------------------------------------------------
 
 LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")

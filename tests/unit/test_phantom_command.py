@@ -9,6 +9,7 @@ import pytest
 import labkit as lab
 from labkit.cli import main, phantom
 from labkit.phantom.answer import Answer, FailedRequest, GpuAnswer, When
+from labkit.phantom.command import command_line, processes_of
 from labkit.phantom.program import Verdict
 from labkit.values import GIB, MIB
 
@@ -30,9 +31,9 @@ def test_what_follows_our_options_belongs_to_the_program(words, own, command):
 def test_the_program_is_a_script_a_module_or_a_command(tmp_path):
     script = tmp_path / "x.py"
     script.touch()
-    assert phantom.command_line([str(script), "-a"]) == [sys.executable, str(script), "-a"]
-    assert phantom.command_line(["-m", "mod", "-a"]) == [sys.executable, "-m", "mod", "-a"]
-    assert phantom.command_line(["--", "torchrun", "x.py"]) == ["torchrun", "x.py"]
+    assert command_line([str(script), "-a"]) == [sys.executable, str(script), "-a"]
+    assert command_line(["-m", "mod", "-a"]) == [sys.executable, "-m", "mod", "-a"]
+    assert command_line(["--", "torchrun", "x.py"]) == ["torchrun", "x.py"]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_the_program_is_a_script_a_module_or_a_command(tmp_path):
     ],
 )
 def test_a_launcher_says_how_many_gpus_it_needs(words, count):
-    assert phantom.processes_of(words.split()) == count
+    assert processes_of(words.split()) == count
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,12 @@ def test_a_launcher_says_how_many_gpus_it_needs(words, count):
 def test_bad_input_is_a_sentence(capsys, arguments, sentence):
     assert main.main(["phantom", *arguments.split()]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_kernel_without_jupyter_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main.main(["phantom", "--install-kernel"]) == 2
+    assert "a kernel needs Jupyter: pip install" in capsys.readouterr().err
 
 
 AT = When(2, "backward", "lm_head", "/home/me/train.py:9")

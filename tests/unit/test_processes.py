@@ -1,12 +1,14 @@
 """Ending a process with everything that it started."""
 
+import os
+import signal
 import subprocess
 import sys
 
 import psutil
 import pytest
 
-from labkit.support.processes import descendants, end_group
+from labkit.support.processes import descendants, end_group, ends_in_order
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -65,3 +67,15 @@ def test_children_that_outlive_their_parent_end_too(parent):
     assert in_own_session.is_running()
     end_group(parent, known)
     assert has_ended(in_own_session.pid)
+
+
+def test_sigterm_is_raised_and_signals_that_are_ignored_stay_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with ends_in_order():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(SystemExit, match="143"):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -9,10 +9,15 @@ that keeps a large storage alive counts in full, as it does in the allocator.
 
 import enum
 import itertools
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+#: What an allocator gives beyond what was asked for: it rounds up, and leaves small rests uncut.
+ROUNDING = "rounding"
+THIN_ABOVE, BUCKETS = 4000, 1200
 
 
 class Category(enum.StrEnum):
@@ -214,7 +219,7 @@ class Trace:
             for category, row in rows.items():
                 row.append(live[category])
         used = {category: tuple(row) for category, row in rows.items() if any(row)}
-        return Timeline(tuple(indices), tuple(phases), used)
+        return Timeline(tuple(indices), tuple(phases), used, self.step_starts)
 
 
 class Timeline(NamedTuple):
@@ -223,6 +228,41 @@ class Timeline(NamedTuple):
     indices: tuple[int, ...]
     phases: tuple[Phase, ...]
     bytes_by_category: dict[Category, tuple[int, ...]]
+    step_starts: tuple[int, ...] = ()
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Return event ranges ``(start, stop)`` of the training steps."""
+        return list(itertools.pairwise([*self.step_starts, self.indices[-1] + 1]))
+
+    def totals_bytes(self) -> list[int]:
+        """Return the live bytes of all categories after each event."""
+        return [sum(row) for row in zip(*self.bytes_by_category.values(), strict=True)]
+
+    def thinned(self) -> "Timeline":
+        """Return the points worth drawing: the peak of each phase of each step is one of them."""
+        starts = [bisect_left(self.indices, start) for start in self.step_starts]
+        turns = [i for i, (a, b) in enumerate(itertools.pairwise(self.phases), 1) if a is not b]
+        points = points_to_draw(self.totals_bytes(), [*starts, *turns])
+        rows = {c: tuple(row[i] for i in points) for c, row in self.bytes_by_category.items()}
+        indices, phases = (tuple(row[i] for i in points) for row in self[:2])
+        return Timeline(indices, phases, rows, self.step_starts)
+
+
+def points_to_draw(heights: Sequence[int], cuts: Iterable[int] = ()) -> list[int]:
+    """Return some thousand positions: of each stretch its highest, lowest and last.
+
+    A stretch is narrower than a pixel, and reaches across none of ``cuts``.
+    """
+    count = len(heights)
+    if count <= THIN_ABOVE:
+        return list(range(count))
+    chosen = {0}
+    edges = sorted({*cuts, *(count * i // BUCKETS for i in range(BUCKETS + 1))})
+    for start, stop in itertools.pairwise(edges):
+        stretch = range(start, stop)
+        ends = (max(stretch, key=heights.__getitem__), min(stretch, key=heights.__getitem__))
+        chosen |= {*ends, stop - 1}
+    return sorted(chosen)
 
 
 def _nonzero(live: Mapping[Category, int]) -> dict[Category, int]:

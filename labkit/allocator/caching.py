@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from labkit.out_of_memory import SimulatedOutOfMemory
 from labkit.values import MIB, InputError, positive_int
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to a multiple
@@ -179,6 +178,9 @@ class CachingAllocator:
             pool = self._pool(stream, small=size <= SMALL_BYTES)
             block = self._cached(pool, size) or self._new_after_all(pool, size)
             if block is None:
+                # It imports torch, which `labkit phantom` cannot where it draws segments.
+                from labkit.out_of_memory import SimulatedOutOfMemory
+
                 raise SimulatedOutOfMemory(nbytes, self.allocated_bytes, self.budget_bytes)
             self._use(block, size, nbytes, name)
         self._handles += 1

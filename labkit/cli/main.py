@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
         if command:
             options.command = command
+        options.typed = ["labkit", *arguments, *command]
         with ends_in_order():
             return options.action(options)
     except InputError as error:

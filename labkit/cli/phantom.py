@@ -6,12 +6,15 @@ Exit codes: 0 it fits, 1 it does not, 2 the program or the command could not be 
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from labkit.cli import plan
 from labkit.phantom.command import command_line, processes_of
+from labkit.support.files import write_atomic
 from labkit.values import InputError, positive_int
 
 DEFAULT_GPU = "a100-80gb"
@@ -34,7 +37,9 @@ def add_command(commands: Any) -> None:
         "--budget", type=plan.size, metavar="SIZE", help="what it may reserve of each GPU, as 22GiB"
     )
     option("--expandable-segments", action="store_true", help="have PyTorch's allocator use them")
-    option("--snapshot", metavar="FILE", help="write PyTorch's memory snapshot, for memory_viz")
+    write = {"metavar": "FILE", "type": _new_file}
+    option("--html", help="write a page: timeline, segments, who holds the memory", **write)
+    option("--snapshot", help="write PyTorch's memory snapshot, for memory_viz", **write)
     option("--json", action="store_true", help="print everything found as JSON")
     kernel = "add such a GPU to Jupyter's kernels, and run nothing"
     option("--install-kernel", action="store_true", help=kernel)
@@ -60,6 +65,14 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, words
 
 
+def _new_file(text: str) -> Path:
+    """Return the path that ``text`` names, if a file can be written there."""
+    path = Path(text).resolve()
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no file can be written at {text!r}")
+    return path
+
+
 def _phantom(options: argparse.Namespace) -> int:
     from labkit.phantom.program import run_program
 
@@ -76,10 +89,16 @@ def _phantom(options: argparse.Namespace) -> int:
         budget_bytes=options.budget,
         expandable_segments=options.expandable_segments,
         snapshot=options.snapshot or "",
+        record=options.html is not None,
         report=lambda sentence: print(f"labkit: {sentence}", file=sys.stderr),
         **quiet,
     )
     print(json.dumps(verdict.to_dict(), indent=2) if options.json else f"\n{verdict}")
+    if options.html is not None:
+        from labkit.phantom.page import page
+
+        write_atomic(options.html, page(verdict, command=options.typed))
+        print(f"Page: {options.html}", file=sys.stderr)
     if verdict.interrupted:
         return 130
     return {True: 0, False: 1, None: 2}[verdict.fits]

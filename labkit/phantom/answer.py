@@ -8,10 +8,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from labkit.trace import Timeline
 from labkit.values import read_record
-
-#: What the allocator gave beyond what was asked for: it rounds up, and leaves small rests uncut.
-ROUNDING = "rounding"
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,21 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Record:
+    """What `labkit.phantom.page` draws.
+
+    Attributes:
+        timeline: of the events kept, thinned; it ends where memory ran out.
+        segments: as ``torch.cuda.memory_snapshot()`` has them, neighbouring blocks put together.
+        segments_at: the moment of these.
+    """
+
+    timeline: Timeline
+    segments: list[dict[str, Any]]
+    segments_at: str
+
+
+@dataclass(frozen=True)
 class GpuAnswer:
     """What one GPU held.
 
@@ -75,6 +88,7 @@ class GpuAnswer:
         errors: out-of-memory errors raised, ``failed`` the last of them.
         changes: what would help the most.
         growth_bytes: what each further step leaves behind, ``growth`` who does.
+        record: what was asked for with ``Orders.record``, at the process's end.
     """
 
     index: int
@@ -92,6 +106,7 @@ class GpuAnswer:
     growth_bytes: int
     growth: list[Holder]
     changes: list[Change]
+    record: Record | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ class Answer:
         unknown: values read that nobody computed, the most often read first.
         host_bytes: the most memory that the process held, on the phantom.
         pinned_bytes: the most page-locked memory.
+        versions: of PyTorch and CUDA.
     """
 
     script: str
@@ -130,6 +146,7 @@ class Answer:
     unknown: list[UnknownValue] = field(default_factory=list)
     host_bytes: int = 0
     pinned_bytes: int = 0
+    versions: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -20,7 +20,7 @@ import torch
 
 from labkit.fake.users_code import LIBRARIES
 from labkit.support.files import PACKAGE
-from labkit.trace import Category, Event, Phase, Storage, Trace
+from labkit.trace import Category, Event, Phase, Storage, Timeline, Trace
 
 #: A timeline needs the first training steps, and those in which the peak rises: the rest is counted
 #: and forgotten, or collecting garbage would take longer and longer.
@@ -81,13 +81,6 @@ class Block:
         """``file:line`` of the innermost code outside Python's and installed libraries."""
         return _line(self.frames, LIBRARIES) or self.tag.line
 
-    def storage(self, device: str) -> Storage:
-        """Return the record of this block in a `Trace`; its operator is its `line`."""
-        line, tag = self.line, self.tag
-        return Storage(
-            self.nbytes, self.kind, device, line, tag.module, self.name, tag.phase, (), ""
-        )
-
 
 def _line(frames: Iterable[Mapping[str, Any]], skipped: tuple[str, ...]) -> str:
     for frame in frames:
@@ -115,11 +108,13 @@ class Mark(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A request that the GPU could not serve, and the stack that made it, innermost first."""
+    """A request that the GPU could not serve, the stack that made it, innermost first, and how
+    many events were kept before."""
 
     nbytes: int
     tag: Tag
     frames: list[dict[str, Any]]
+    event: int
 
 
 @dataclass
@@ -155,7 +150,12 @@ class History:
         # Autograd's own threads have no tag until a module's gradient passes through them.
         tags = {"": Tag(step, Phase.BACKWARD)}
         highest = self._highest(entries)
-        self._keeps = step <= KEPT_STEPS or highest >= 0
+        failed = any(entry["action"] == "oom" for entry in entries)
+        self._keeps = step <= KEPT_STEPS or highest >= 0 or failed
+        if self._keeps:
+            for block in self.live.values():
+                if block.number < 0:  # made in a step that was not kept
+                    self._log(block, block.nbytes, Phase.OTHER)
         for index, entry in enumerate(entries):
             text = entry["user_metadata"]
             tag = tags.get(text)
@@ -183,7 +183,8 @@ class History:
             elif action in ("segment_free", "segment_unmap"):
                 self.reserved_bytes -= nbytes
             elif action == "oom":
-                self.failures.append(Failure(nbytes, tag, entry.get("frames", [])))
+                frames = entry.get("frames", [])
+                self.failures.append(Failure(nbytes, tag, frames, len(self._events)))
         for mark in reversed(waiting):
             self.classify(mark.addresses)
 
@@ -247,11 +248,15 @@ class History:
             most = max(most, held)
         return int(most)
 
-    def trace(self, device: str) -> Trace:
-        """Return the kept events as a `Trace` of ``device``."""
-        starts = (self._first_step(), *self.step_ends[:-1]) if self.step_ends else ()
-        storages = tuple(block.storage(device) for block in self._kept)
-        return Trace(device, storages, tuple(map(Event._make, self._events)), starts)
-
-    def _first_step(self) -> int:
-        return next((i for i, event in enumerate(self._events) if event[2] is not Phase.SETUP), 0)
+    def timeline(self, stop: int | None = None) -> Timeline:
+        """Return the kept events, of which the one numbered ``stop`` failed, as a line to draw."""
+        storages = tuple(
+            Storage(block.nbytes, block.kind, "", "", "", "", block.tag.phase, (), "")
+            for block in self._kept
+        )
+        events = tuple(map(Event._make, self._events[:stop]))
+        inside = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+        busy = [i for i, event in enumerate(events) if event.phase in inside]
+        last = busy[-1] if busy and stop is None else len(events)
+        starts = (busy[0], *(end for end in self.step_ends if end <= last)) if busy else ()
+        return Trace("", storages, events, starts).timeline().thinned()

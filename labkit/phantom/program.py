@@ -24,11 +24,12 @@ from typing import Any
 
 from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
-from labkit.phantom.answer import ROUNDING, Answer, GpuAnswer, UnknownValue
+from labkit.phantom.answer import Answer, GpuAnswer, UnknownValue
 from labkit.phantom.process import WATCH_VARIABLE, environment
 from labkit.support.files import read_file
 from labkit.support.processes import END_SECONDS, descendants, end_group
 from labkit.support.scratch import TemporaryFolder
+from labkit.trace import ROUNDING
 from labkit.values import MIB, InputError, format_bytes, table_lines
 
 POLL_SECONDS, PROGRESS_SECONDS = 0.5, 10.0
@@ -64,7 +65,7 @@ class Verdict:
     @property
     def peak_reserved_bytes(self) -> int:
         """The most that was reserved on one GPU."""
-        return max((each.peak_reserved_bytes for _, each in self._all()), default=0)
+        return max((each.peak_reserved_bytes for _, each in self.by_gpu()), default=0)
 
     @property
     def out_of_memory(self) -> bool:
@@ -93,30 +94,32 @@ class Verdict:
             "processes": [asdict(answer) for answer in self.answers],
         }
 
-    def _all(self) -> list[tuple[Answer, GpuAnswer]]:
+    def by_gpu(self) -> list[tuple[Answer, GpuAnswer]]:
+        """Return each GPU that a process used, with that process."""
         return [(answer, gpu) for answer in self.answers for gpu in answer.gpus]
 
     def __str__(self) -> str:
-        lines = [self._headline(), ""]
-        if len(self._all()) > 1:
+        lines = [self.headline(), ""]
+        if len(self.by_gpu()) > 1:
             lines += [*self._gpu_lines(), ""]
-        if self.answers and self._all():
-            answer, gpu = self._worst()
+        if self.answers and self.by_gpu():
+            answer, gpu = self.worst()
             lines += _held_lines(answer, gpu)
             lines += _unknown_lines(answer.unknown)
         return "\n".join(lines).rstrip().replace(f"{self.folder}{os.sep}", "")
 
     def __repr__(self) -> str:
-        return f"<{self._headline()}>"
+        return f"<{self.headline()}>"
 
-    def _worst(self) -> tuple[Answer, GpuAnswer]:
+    def worst(self) -> tuple[Answer, GpuAnswer]:
         """Return the process that ran out of memory, else the one that reserved the most."""
         return max(
-            self._all(),
+            self.by_gpu(),
             key=lambda pair: (pair[0].ended == "out of memory", pair[1].peak_reserved_bytes),
         )
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """Return the verdict as one sentence."""
         many = f"{self.gpus} × " if self.gpus > 1 else ""
         where = (
             f"{many}a phantom {self.gpu.name}" if not many else f"{many}{self.gpu.name} (phantom)"
@@ -127,7 +130,7 @@ class Verdict:
             left = format_bytes(self.budget_bytes - self.peak_reserved_bytes)
             return f"It fits {where}: {most} of {room} reserved at most, {left} left."
         if self.out_of_memory:
-            _, gpu = self._worst()
+            _, gpu = self.worst()
             asked = format_bytes(gpu.failed.nbytes) if gpu.failed else "more memory"
             when = gpu.failed.when if gpu.failed else gpu.allocated_at
             return (
@@ -145,7 +148,7 @@ class Verdict:
             return f"nothing happened for {HANG_SECONDS:.0f} s; it was stopped at {self.hung}."
         for answer in self.answers:
             if answer.error:
-                line = _shortest(answer.error_stack[0]) if answer.error_stack else "its end"
+                line = shortest(answer.error_stack[0]) if answer.error_stack else "its end"
                 return f"it stopped at {line} with {answer.error.splitlines()[-1]}. Until then:"
         if not self.answers:
             return f"it used no GPU, and ended with exit code {self.returncode}."
@@ -160,7 +163,7 @@ class Verdict:
                 format_bytes(gpu.peak_reserved_bytes),
                 f"{answer.ended}, {answer.steps} steps",
             )
-            for answer, gpu in self._all()
+            for answer, gpu in self.by_gpu()
         ]
         return table_lines(("rank", "GPU", "allocated", "reserved", "process"), rows)
 
@@ -174,6 +177,7 @@ def run_program(
     budget_bytes: int | None = None,
     expandable_segments: bool = False,
     snapshot: str | Path = "",
+    record: bool = False,
     report: Callable[[str], None] = lambda sentence: None,
     **popen: Any,
 ) -> Verdict:
@@ -187,6 +191,7 @@ def run_program(
         budget_bytes: what may be reserved on each GPU; None: all that the driver leaves.
         expandable_segments: have the allocator use them.
         snapshot: a file for PyTorch's own memory snapshot of the last process that ends.
+        record: have the answers hold what `labkit.phantom.page` draws.
         report: called now and then with a sentence about how far it is.
         popen: more options of `subprocess.Popen`.
 
@@ -203,7 +208,7 @@ def run_program(
         here = str(Path(sys.executable).parent)
         variables["PATH"] = os.pathsep.join([here, variables.get("PATH", os.defpath)])
         snapshot = str(Path(snapshot).resolve()) if snapshot else ""
-        orders = {"folder": str(folder), "steps": steps, "snapshot": snapshot}
+        orders = {"folder": str(folder), "steps": steps, "snapshot": snapshot, "record": record}
         variables[WATCH_VARIABLE] = json.dumps(orders)
         variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if expandable_segments:
@@ -314,14 +319,14 @@ def _line_of_hang(process: subprocess.Popen, folder: Path) -> str:
         for line in file.read_text(errors="replace").splitlines():
             if '"' in line:
                 name, number = line.split('"')[1], line.split("line ")[1].split()[0]
-                return _shortest(f"{name}:{number}")
+                return shortest(f"{name}:{number}")
     return "an unknown line"
 
 
 # --- as text --------------------------------------------------------------------------------------
 
 
-def _shortest(line: str) -> str:
+def shortest(line: str) -> str:
     """Return ``file:line`` as it is, or from the folder of installed libraries."""
     for folder in ("/site-packages/", "/dist-packages/"):
         if folder in line:
@@ -331,7 +336,7 @@ def _shortest(line: str) -> str:
 
 def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
     at = gpu.allocated_at
-    line = f" ({_shortest(at.line)})" if at.line else ""
+    line = f" ({shortest(at.line)})" if at.line else ""
     unused = format_bytes(gpu.peak_reserved_bytes - gpu.peak_allocated_bytes)
     made_of = ", ".join(
         f"{name} {format_bytes(nbytes)}"
@@ -343,7 +348,7 @@ def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
     lines.append(f"  Made of    {made_of}")
     lines.append(f"  Steps      {answer.steps}")
     if gpu.growth_bytes:
-        at = _shortest(gpu.growth[0].users_line)
+        at = shortest(gpu.growth[0].users_line)
         grown = format_bytes(gpu.growth_bytes)
         lines.append(f"  Growth     each step leaves {grown} behind, most from {at}")
     if gpu.retries:
@@ -356,7 +361,7 @@ def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
     lines.append(f"  Host       {host}; the GPU's memory takes none of it")
     if gpu.failed is not None and answer.ended == "out of memory":
         lines += ["", "  The request that failed came from"]
-        lines += [f"    {_shortest(each)}" for each in gpu.failed.stack[:6]]
+        lines += [f"    {shortest(each)}" for each in gpu.failed.stack[:6]]
     rows = [
         (
             format_bytes(holder.nbytes),
@@ -375,7 +380,7 @@ def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
 
 
 def _place(module: str, line: str, users_line: str) -> str:
-    lines = dict.fromkeys(_shortest(each) for each in (line, users_line) if each)
+    lines = dict.fromkeys(shortest(each) for each in (line, users_line) if each)
     return ", ".join(filter(None, [module, " from ".join(lines)]))
 
 
@@ -384,5 +389,5 @@ def _unknown_lines(unknown: Sequence[UnknownValue]) -> list[str]:
         return []
     lines = ["  Nothing is computed: these values were read as 0."]
     for value in unknown[:5]:
-        lines.append(f"    {_shortest(value.line)}: {value.what}, {value.times} times")
+        lines.append(f"    {shortest(value.line)}: {value.what}, {value.times} times")
     return lines

@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
@@ -42,19 +43,19 @@ from torch.optim.optimizer import (
 
 from labkit.fake.users_code import LIBRARIES
 from labkit.phantom.answer import (
-    ROUNDING,
     Answer,
     Change,
     FailedRequest,
     GpuAnswer,
     Holder,
+    Record,
     UnknownValue,
     When,
 )
 from labkit.phantom.changes import changes
 from labkit.phantom.history import TORCH, Addresses, Block, History, Mark, Tag
 from labkit.support.files import write_atomic
-from labkit.trace import Category, Phase
+from labkit.trace import ROUNDING, Category, Phase
 from labkit.values import KIB
 from labkit.work import plain_tensors, tensors_in, with_scales
 
@@ -75,12 +76,14 @@ class Orders:
     """What the program's parent asks for.
 
     ``folder`` is where each process writes its answer, ``steps`` how many optimizer steps end the
-    program (0: it ends by itself), ``snapshot`` a file for PyTorch's own record of the last GPU.
+    program (0: it ends by itself), ``snapshot`` a file for PyTorch's own record of the last GPU,
+    ``record`` whether each `GpuAnswer` has one.
     """
 
     folder: str
     steps: int = 0
     snapshot: str = ""
+    record: bool = False
 
 
 class Watch:
@@ -100,6 +103,7 @@ class Watch:
         self._optimizers: weakref.WeakSet = weakref.WeakSet()
         self._marks: dict[int, list[Mark]] = defaultdict(list)
         self._stepped_in_backward = False
+        self._segments: tuple[str, list[dict[str, Any]]] = ("", [])  # at the moment named
         self._written_at = 0.0
         self._entries_read = Counter[int]()  # entries of each GPU's record that were read
         self._pid = os.getpid()
@@ -225,7 +229,7 @@ class Watch:
         if torch._C._current_graph_task_id() != -1:
             self._stepped_in_backward = True
             return
-        self.look()
+        self.look(f"after the update of step {self.steps + 1}")
         self._end_step()
 
     def _end_step(self) -> None:
@@ -251,20 +255,24 @@ class Watch:
             self.look()
             self._write()
 
-    def look(self) -> None:
-        """Read what every GPU's allocator recorded since the last look, and whose blocks live."""
+    def look(self, moment: str = "") -> None:
+        """Read what every GPU's allocator recorded since the last look, and whose blocks live; keep
+        the segments of a moment that has a name."""
         if not torch.cuda.is_initialized():
             return
         collects = gc.isenabled()
         gc.disable()  # thousands of new records would have it walk through all of them
         try:
-            self._read_record()
+            self._read_record(moment)
         finally:
             if collects:
                 gc.enable()
 
-    def _read_record(self) -> None:
-        record = _memory._snapshot()["device_traces"]
+    def _read_record(self, moment: str) -> None:
+        snapshot = _memory._snapshot()
+        record = snapshot["device_traces"]
+        if self.orders.record and moment:
+            self._segments = moment, snapshot["segments"]
         if not self.keeps_record:
             self._record()
         addresses = self._addresses()
@@ -305,7 +313,7 @@ class Watch:
         return found or [pair[::-1] for model in _models() for pair in model.named_modules()]
 
     def _out_of_memory(self, device: int, *_: Any) -> None:
-        self.look()
+        self.look("at the out-of-memory error")
         self._write()
 
     # --- the answer ----------------------------------------------------------------------------
@@ -314,7 +322,7 @@ class Watch:
         """Write the last answer; called as the process ends."""
         if os.getpid() != self._pid:
             return
-        self.look()
+        self.look("" if self._segments[1] else "at the end")
         self._note_error()
         if self.orders.snapshot and self.histories:
             _memory._dump_snapshot(self.orders.snapshot)
@@ -342,7 +350,13 @@ class Watch:
             error_stack=self.error_stack,
             steps=self.steps,
             gpus=[
-                _gpu_answer(device, history, self.peak_stats[device], self._changes(history))
+                _gpu_answer(
+                    device,
+                    history,
+                    self.peak_stats[device],
+                    self._changes(history),
+                    self._drawn(device, history),
+                )
                 for device, history in self.histories.items()
             ],
             unknown=[
@@ -351,11 +365,20 @@ class Watch:
             ],
             host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
             pinned_bytes=_pinned_bytes(),
+            versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}",
         )
 
     def _changes(self, history: History) -> list[Change]:
         """Return what would lower the peak, once the program has ended: it takes its time."""
         return changes(history, list(self._optimizers)) if self.ended else []
+
+    def _drawn(self, device: int, history: History) -> Record | None:
+        if not (self.orders.record and self.ended):
+            return None
+        failed = self.ended == "out of memory" and history.failures
+        timeline = history.timeline(history.failures[-1].event if failed else None)
+        moment, segments = self._segments
+        return Record(timeline, [_drawn(s) for s in segments if s["device"] == device], moment)
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
@@ -369,6 +392,7 @@ def _gpu_answer(
     history: History,
     stats: Mapping[str, int],
     advised: list[Change],
+    record: Record | None,
 ) -> GpuAnswer:
     """Return what is known of a GPU of this process.
 
@@ -377,6 +401,7 @@ def _gpu_answer(
         history: what its allocator did.
         stats: the highest values of ``torch.cuda.memory_stats``.
         advised: what would lower the peak.
+        record: what a page draws.
     """
     allocated = stats["allocated_bytes.all.peak"]
     made_of: dict[str, int] = defaultdict(int)
@@ -407,7 +432,17 @@ def _gpu_answer(
         growth_bytes=sum(block.nbytes for block in grown),
         growth=_holders(grown)[:3],
         changes=advised,
+        record=record,
     )
+
+
+def _drawn(segment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a map of segments draws."""
+    blocks = []
+    for state, group in groupby(segment["blocks"], key=lambda block: block["state"]):
+        blocks.append({"size": sum(block["size"] for block in group), "state": state})
+    names = ("stream", "segment_type", "is_expandable")
+    return {name: segment[name] for name in names} | {"blocks": blocks}
 
 
 def _holders(blocks: Iterable[Block]) -> list[Holder]:

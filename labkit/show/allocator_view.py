@@ -35,7 +35,8 @@ from labkit.show.segment_map import (
     map_legend,
     sums_row,
 )
-from labkit.show.timelines import STEP_LINE, event_axes, limit_top, points_to_draw
+from labkit.show.timelines import STEP_LINE, event_axes, limit_top
+from labkit.trace import points_to_draw
 from labkit.values import InputError, format_bytes
 
 STOPS, NAMED_STEPS = 48, 12
@@ -143,7 +144,7 @@ class AllocatorView(Shown):
     def _draw_curves(self, axes: Axes) -> None:
         played, count = self.replay, len(self.replay.indices)
         rows = [np.array(row) for row in (played.allocated_bytes, played.reserved_bytes)]
-        at = np.union1d(*map(points_to_draw, rows))
+        at = np.union1d(*(points_to_draw(row.tolist()) for row in rows))
         edges = np.append(at, count)  # the last event lasts one event, too
         allocated, reserved = (np.append(row[at], row[-1]) for row in rows)
         blue = STYLES[USED]["facecolor"]

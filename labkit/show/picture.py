@@ -33,7 +33,7 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator
 
 from labkit.show.cards import Shown
 from labkit.support.html_table import Rich, grid
-from labkit.trace import Category
+from labkit.trace import ROUNDING, Category
 from labkit.values import format_bytes
 
 # Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
@@ -188,14 +188,18 @@ class Picture(Shown, Figure):
         self.alt = f"{kind}. {about}. {'; '.join(parts)}. The table below holds the numbers."
         self.table = grid(headings, rows, caption=caption or f"{about}.", text_columns=text_columns)
 
-    def rich(self) -> Rich:
-        """Return the figure and its table as one piece of HTML; as plain text, the table."""
+    def image(self) -> Rich:
+        """Return the figure without its table."""
         buffer = io.BytesIO()
         with mpl.rc_context(STYLE):
             self.savefig(
                 buffer, dpi=DPI * SHARPNESS, metadata={"Description": self.alt, "Software": None}
             )
-        return _image(buffer.getvalue(), self.alt, WIDTH) + self.table
+        return _image(buffer.getvalue(), self.alt, WIDTH)
+
+    def rich(self) -> Rich:
+        """Return the figure and its table as one piece of HTML; as plain text, both texts."""
+        return self.image() + self.table
 
     def show(self) -> "Picture":
         """Show the figure and its table now."""
@@ -250,12 +254,12 @@ def _image(png: bytes, alt: str, width: int) -> Rich:
 def fill(name: str, number: int = 0) -> dict[str, Any]:
     """Return the style of an area, as keywords of a matplotlib patch.
 
-    A category and ``RESERVED`` have one of their own, others that of their number.
+    A category, ``RESERVED`` and ``ROUNDING`` have one of their own, others that of their number.
     """
     colour = COLOURS.get(name, LINE_COLOURS[number % len(LINE_COLOURS)])
     hatch = HATCHES.get(name, OTHER_HATCHES[number % len(OTHER_HATCHES)])
-    if name == RESERVED:
-        colour, hatch = "#BDBDBD", ""
+    if name in (RESERVED, ROUNDING):
+        colour, hatch = "#BDBDBD" if name == RESERVED else "#FFFFFF", ""
     return {"facecolor": colour, "hatch": hatch, "zorder": 3, **EDGE}
 
 

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from labkit.allocator.caching import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
-from labkit.show.picture import EDGE, GREY, INK, WIDTH, Picture, one_line, scale
+from labkit.show.picture import EDGE, GREY, INK, WIDTH, Picture, one_line, scale, showing
 from labkit.values import InputError, format_bytes
 
 Segment = Mapping[str, Any]
@@ -113,10 +113,10 @@ def layout_of(maps: Collection[Sequence[Segment]]) -> tuple[int, int]:
 # --- the figure ---------------------------------------------------------------------------------
 
 
-def segment_map(
+def draw_segment_map(
     maps: Mapping[str, Sequence[Segment]], *, title: str = "Segments", source: str = ""
 ) -> Picture:
-    """Show one or more maps of segments side by side, with their sums in a table beneath.
+    """Draw one or more maps of segments side by side, with their sums in a table beneath.
 
     Args:
         maps: for each moment's name the segments at that moment, as
@@ -125,7 +125,7 @@ def segment_map(
         source: where it comes from.
 
     Returns:
-        The figure, already shown.
+        The figure; ``segment_map`` has shown it, ``draw_segment_map`` has not.
 
     Raises:
         InputError: there are no maps.
@@ -144,7 +144,10 @@ def segment_map(
             axes.set_axis_off()
     table = [sums_row(name, segments) for name, segments in maps.items()]
     figure.describe("Maps of segments", ["", *HEADINGS], table)
-    return figure.show()
+    return figure
+
+
+segment_map = showing(draw_segment_map)
 
 
 def map_legend() -> list[Patch]:

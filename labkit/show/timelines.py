@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from labkit.runs import Run
+from labkit.runs import OutOfMemory, Run
 from labkit.show.picture import (
     ABOVE,
     ALARM,
@@ -31,7 +31,7 @@ from labkit.show.picture import (
     showing,
 )
 from labkit.support.html_table import MISSING
-from labkit.trace import Phase
+from labkit.trace import Phase, Timeline, points_to_draw
 from labkit.values import InputError, format_bytes, positive_int
 
 PHASE_COLOURS = {
@@ -43,7 +43,6 @@ PHASE_COLOURS = {
 }
 SHORT_NAMES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "opt"}
 TABLE_STEPS = 10
-THIN_ABOVE, BUCKETS = 4000, 1200
 VISIBLE = 0.004  # of the width
 STEP_LINE = {"color": GREY, "linewidth": 1, "linestyle": (0, (2, 2)), "zorder": 5}
 
@@ -66,48 +65,6 @@ def draw_timeline(
     Raises:
         InputError: the run has no trace, nothing was allocated, or there is no such step.
     """
-    whole, phases = _read(run)
-    window, first_step = whole, 0
-    if steps is not None:
-        first_step, last_step = steps if isinstance(steps, tuple) else (steps, steps)
-        ranges = run.trace.steps()
-        last_step = positive_int(last_step, "steps", most=len(ranges))
-        first_step = positive_int(first_step, "steps", most=last_step)
-        window = whole.loc[ranges[first_step - 1][0] : ranges[last_step - 1][1] - 1]
-        if window.empty:
-            raise InputError("nothing was allocated or freed in these steps: leave steps out")
-    window = window.loc[:, window.any()]
-    totals = window.sum(axis=1)
-    title = title or f"Live memory, event by event: {run.name}"
-    figure = Picture(title, run.label, body=390, legend=area_legend(window.columns))
-    with figure.drawing() as axes:
-        _draw_areas(axes, window.iloc[points_to_draw(totals.to_numpy())])
-        event_axes(axes, window.index[0], window.index[-1] + 1)
-        limit_top(axes, int(totals.max()), "capacity", run.capacity_bytes)
-        axes.set_ylabel("live memory")
-        _name_phases(axes, phases.loc[window.index])
-        _name_steps(axes, run)
-        _mark_peak(axes, run, totals, phases)
-    at = totals.idxmax()
-    parts = [f"Peak {format_bytes(int(totals[at]))} in {_where(run, phases, at)}"]
-    parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
-    if run.oom:
-        parts.append(str(run.oom))
-    headings, rows = _phase_table(run, whole.sum(axis=1), phases)
-    caption = f"Most bytes live in each phase; {run.label}."
-    if len(rows) > TABLE_STEPS:
-        caption += f" {TABLE_STEPS} of {len(rows)} rows."
-        first = min(max(first_step - 1, 0), len(rows) - TABLE_STEPS)
-        rows = rows[first : first + TABLE_STEPS]
-    figure.describe("Stacked areas", headings, rows, parts=parts, caption=caption)
-    return figure
-
-
-timeline = showing(draw_timeline)
-
-
-def _read(run: Run) -> tuple[pd.DataFrame, pd.Series]:
-    """Return the bytes of each category, and the phase, after each event of a run."""
     if not isinstance(run, Run):
         raise InputError(f"a timeline needs one run, not {run!r}")
     if run.trace is None:
@@ -118,19 +75,64 @@ def _read(run: Run) -> tuple[pd.DataFrame, pd.Series]:
     line = run.trace.timeline()
     if not line.bytes_by_category:
         raise InputError(f"the run {run.name!r} allocated nothing on {run.trace.device}")
-    held = pd.DataFrame(line.bytes_by_category, index=line.indices)
-    return held, pd.Series(line.phases, index=line.indices)
+    title = title or f"Live memory, event by event: {run.name}"
+    limit = ("capacity", run.capacity_bytes)
+    return draw_line(line, title=title, source=run.label, limit=limit, oom=run.oom, steps=steps)
 
 
-def points_to_draw(heights: np.ndarray) -> np.ndarray:
-    """Return at most some thousand positions: of each stretch its highest, lowest and last."""
-    if len(heights) <= THIN_ABOVE:
-        return np.arange(len(heights))
-    selected = {0}
-    for stretch in np.array_split(np.arange(len(heights)), BUCKETS):
-        part = heights[stretch]
-        selected |= {stretch[part.argmax()], stretch[part.argmin()], stretch[-1]}
-    return np.array(sorted(selected))
+timeline = showing(draw_timeline)
+
+
+def draw_line(
+    line: Timeline,
+    *,
+    title: str,
+    source: str,
+    limit: tuple[str, int | None] = ("", None),
+    oom: OutOfMemory | None = None,
+    steps: int | tuple[int, int] | None = None,
+) -> Picture:
+    """Draw a timeline that is not of a `Run`, as `draw_timeline` does.
+
+    ``source`` says where it comes from, ``limit`` is a name and the bytes for a line across, and
+    ``oom`` the failed request with which it ends.
+    """
+    whole = pd.DataFrame(line.bytes_by_category, index=line.indices)
+    phases = pd.Series(line.phases, index=line.indices)
+    window, first_step = whole, 0
+    if steps is not None:
+        first_step, last_step = steps if isinstance(steps, tuple) else (steps, steps)
+        ranges = line.steps()
+        last_step = positive_int(last_step, "steps", most=len(ranges))
+        first_step = positive_int(first_step, "steps", most=last_step)
+        window = whole.loc[ranges[first_step - 1][0] : ranges[last_step - 1][1] - 1]
+        if window.empty:
+            raise InputError("nothing was allocated or freed in these steps: leave steps out")
+    window = window.loc[:, window.any()]
+    totals = window.sum(axis=1)
+    figure = Picture(title, source, body=390, legend=area_legend(window.columns))
+    with figure.drawing() as axes:
+        _draw_areas(axes, window.iloc[points_to_draw(totals.tolist())])
+        event_axes(axes, window.index[0], window.index[-1] + 1)
+        limit_top(axes, int(totals.max()), *limit)
+        axes.set_ylabel("live memory")
+        _name_phases(axes, phases.loc[window.index])
+        _name_steps(axes, line)
+        ends = window.index[-1] == whole.index[-1]
+        _mark_peak(axes, totals, _where(line, totals.idxmax()), oom if ends else None)
+    at = totals.idxmax()
+    parts = [f"Peak {format_bytes(int(totals[at]))} in {_where(line, at)}"]
+    parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
+    if oom:
+        parts.append(str(oom))
+    headings, rows = _phase_table(line, whole.sum(axis=1), phases)
+    caption = f"Most bytes live in each phase; {source}."
+    if len(rows) > TABLE_STEPS:
+        caption += f" {TABLE_STEPS} of {len(rows)} rows."
+        first = min(max(first_step - 1, 0), len(rows) - TABLE_STEPS)
+        rows = rows[first : first + TABLE_STEPS]
+    figure.describe("Stacked areas", headings, rows, parts=parts, caption=caption)
+    return figure
 
 
 # --- drawing -----------------------------------------------------------------------------------
@@ -185,23 +187,23 @@ def _name_phases(axes: Axes, phases: pd.Series) -> None:
             note(axes, name, middle, (0, 0), xycoords=ABOVE, ha="center", va="center")
 
 
-def _name_steps(axes: Axes, run: Run) -> None:
+def _name_steps(axes: Axes, line: Timeline) -> None:
     """Draw a line where each step starts, its number above the strip of phases."""
     start, stop = axes.get_xlim()
-    for number, (low, high) in enumerate(run.trace.steps(), start=1):
-        if not start <= low < stop:
+    for number, (low, high) in enumerate(line.steps(), start=1):
+        if not start <= low < min(stop, high):
             continue
         axes.axvline(low, **STEP_LINE)
         if fits(f"step {number} ", (min(high, stop) - low) / (stop - start)):
             note(axes, f"step {number}", (low, 1.07), (0, 4), xycoords=ABOVE, weight="bold")
 
 
-def _mark_peak(axes: Axes, run: Run, totals: pd.Series, phases: pd.Series) -> None:
+def _mark_peak(axes: Axes, totals: pd.Series, where: str, oom: OutOfMemory | None) -> None:
     """Draw an arrow to the peak; where the run ran out of memory, one to its end instead."""
     at = totals.idxmax()
-    words, colour = f"peak {format_bytes(int(totals[at]))}, {_where(run, phases, at)}", INK
-    if run.oom and totals.index[-1] >= len(run.trace.events) - 1:
-        asked = format_bytes(run.oom.requested_bytes) if run.oom.requested_bytes else "more memory"
+    words, colour = f"peak {format_bytes(int(totals[at]))}, {where}", INK
+    if oom:
+        asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"
         words, colour = f"{words}\nout of memory here: asked for {asked}", ALARM
         at = totals.index[-1]
     low, high = axes.get_xlim()
@@ -222,19 +224,20 @@ def _mark_peak(axes: Axes, run: Run, totals: pd.Series, phases: pd.Series) -> No
     )
 
 
-def _where(run: Run, phases: pd.Series, at: int) -> str:
+def _where(line: Timeline, at: int) -> str:
     """Return ``"step 2, backward"`` for an event."""
-    step = run.trace.step_at(int(at))
-    return f"step {step}, {phases[at]}" if step else str(phases[at])
+    step = sum(start <= at for start in line.step_starts)
+    phase = line.phases[line.indices.index(at)]
+    return f"step {step}, {phase}" if step else str(phase)
 
 
 def _phase_table(
-    run: Run, totals: pd.Series, phases: pd.Series
+    line: Timeline, totals: pd.Series, phases: pd.Series
 ) -> tuple[list[str], list[list[str]]]:
     """Return the most that was live in each phase of each step; what it began with counts."""
     highest = np.maximum(totals, totals.shift(fill_value=0))
-    spans = {f"step {i}": span for i, span in enumerate(run.trace.steps(), start=1)}
-    opening = min([start for start, _ in spans.values()], default=len(run.trace.events))
+    spans = {f"step {i}": span for i, span in enumerate(line.steps(), start=1)}
+    opening = min(line.step_starts, default=totals.index[-1] + 1)
     columns = [phase for phase in Phase if phase in set(phases)]
     rows = []
     for name, (start, stop) in {"before step 1": (0, opening), **spans}.items():

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from attacks import ATTACKS, WITNESS
 from browsing import NARROW, WIDE, hold_page, violations, watched
-from fake_runs import fake_run, traced_run
+from fake_runs import fake_run, phantom_verdict, traced_run
 from lesson_files import notebook, result, run
 from nbformat.v4 import new_markdown_cell, new_output
 
@@ -22,6 +22,7 @@ from labkit.course import claims, classroom, lesson_cards, report, session, verd
 from labkit.course.outcomes import Outcome
 from labkit.course.results import RESULT_MIME
 from labkit.exercises import engine
+from labkit.phantom.page import page as phantom_page
 from labkit.show import bars, cards, timelines
 from labkit.support.html_safe import POLICY
 
@@ -217,3 +218,13 @@ def test_the_page_of_a_class(sized, tmp_path):
     path.write_text(classroom.page(classroom.gather(tmp_path)))
     sized.goto(path.as_uri())
     hold_page(sized, "class")
+
+
+def test_the_page_about_a_phantom_run(sized, tmp_path):
+    path = tmp_path / "phantom.html"
+    verdict = phantom_verdict(ranks=2, text="a_long_name.of_a_module." * 5)
+    path.write_text(phantom_page(verdict, command=["labkit", "phantom", "train.py"]))
+    for scheme in ("light", "dark"):
+        sized.emulate_media(color_scheme=scheme)
+        sized.goto(path.as_uri())
+        hold_page(sized, f"phantom-{scheme}")

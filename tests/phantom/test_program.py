@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,11 +10,12 @@ import textwrap
 import time
 
 import pytest
+from bs4 import BeautifulSoup
 
 import labkit as lab
 from labkit.phantom import program
 from labkit.phantom.program import run_program
-from labkit.values import GIB, MIB
+from labkit.values import GIB, MIB, format_bytes
 
 STEP = """
 import torch
@@ -85,7 +87,7 @@ def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(
 
 
 def test_watching_changes_nothing_that_the_allocator_does(run, on_phantom, tmp_path):
-    _, watched = run(SCRIPT)
+    _, watched = run(SCRIPT, record=True)
     assert on_phantom("rtx-4090", tmp_path / "train.py") == watched
 
 
@@ -236,6 +238,51 @@ def test_sigterm_ends_what_a_launcher_started_and_leaves_no_folder(tmp_path):
     started.communicate(timeout=60)  # to the end of what any of them could print
     assert started.returncode == 128 + signal.SIGTERM
     assert not list(scratch.iterdir())
+
+
+HOSTILE = "<script>hit()<script>"
+BRANCHED = f"""
+import torch
+model = torch.nn.Sequential()
+model.add_module("{HOSTILE}", torch.nn.Linear(8, 1 << 16))
+model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in (1000, 1000, 1000, 10, 10, 2000, 1 << 16):
+    model(torch.ones(rows, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_page_has_the_answers_numbers_and_no_markup_of_the_programs(tmp_path):
+    script = tmp_path / f"{HOSTILE}.py"
+    script.write_text(BRANCHED)
+    command = [sys.executable, "-m", "labkit", "phantom", "--gpu", "t4", "--html", "page.html"]
+    done = subprocess.run(
+        [*command, "--json", script.name], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    [answer] = json.loads(done.stdout)["processes"]
+    [gpu] = answer["gpus"]
+    _, _, rows, step_starts = gpu["record"]["timeline"]
+    totals = [sum(row) for row in zip(*rows.values(), strict=True)]
+    assert max(totals) == gpu["peak_allocated_bytes"] - gpu["made_of"]["rounding"]
+    assert len(step_starts) == 7
+    used = [
+        block["size"]
+        for segment in gpu["record"]["segments"]
+        for block in segment["blocks"]
+        if block["state"] != "inactive"
+    ]
+    assert 0 <= sum(used) - totals[-1] < MIB  # both when memory ran out; one is rounded
+    soup = BeautifulSoup((tmp_path / "page.html").read_text(), "html.parser")
+    text = soup.get_text()
+    for nbytes in (gpu["peak_reserved_bytes"], *filter(None, gpu["made_of"].values())):
+        assert format_bytes(nbytes) in text
+    assert "Segments at the out-of-memory error" in text
+    assert f"step 7, forward, in {HOSTILE}" in text
+    assert "out of memory: asked for 16.0 GiB" in soup.find(alt=re.compile("event by"))["alt"]
+    assert not soup.find("script")
 
 
 # --- with the libraries that people train with ------------------------------------------------

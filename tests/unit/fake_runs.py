@@ -1,8 +1,22 @@
 """Runs made by hand for the tests of figures and widgets: no PyTorch, no measuring."""
 
+from dataclasses import replace
+
+from labkit.hardware import catalogue
+from labkit.phantom.answer import (
+    Answer,
+    Change,
+    FailedRequest,
+    GpuAnswer,
+    Holder,
+    Record,
+    UnknownValue,
+    When,
+)
+from labkit.phantom.program import Verdict
 from labkit.runs import OutOfMemory, Run
 from labkit.trace import Category, Event, Phase, Storage, Trace
-from labkit.values import MIB
+from labkit.values import GIB, MIB
 
 C, P = Category, Phase
 SPLIT = {C.WEIGHTS: 0.2, C.GRADIENTS: 0.2, C.OPTIMIZER: 0.4, C.ACTIVATIONS: 0.15, C.TEMPORARY: 0.05}
@@ -104,3 +118,43 @@ def out_of_memory(live_bytes, requested_bytes, capacity_bytes):
         "layers.3.mlp",
         "aten.mm",
     )
+
+
+def phantom_verdict(*, ranks=1, text="train.py", **changed):
+    """What a program on phantom T4s could have done; ``text`` names its script, module and line.
+
+    ``changed`` are fields of its answers.
+    """
+    line = training_trace().timeline()
+    peak_bytes = max(line.totals_bytes())
+    when = When(2, "backward", text, text)
+    blocks = [
+        {"size": 12 * MIB, "state": "active_allocated"},
+        {"size": 8 * MIB, "state": "inactive"},
+    ]
+    segments = [
+        {"stream": i, "segment_type": "large", "is_expandable": False, "blocks": blocks}
+        for i in (0, 7)
+    ]
+    gpu = GpuAnswer(
+        index=0,
+        name="NVIDIA T4",
+        capacity_bytes=14 * GIB,
+        peak_allocated_bytes=peak_bytes + MIB,
+        peak_reserved_bytes=GIB,
+        allocated_at=when,
+        reserved_at=when,
+        made_of={"weights": 48 * MIB, "activations": peak_bytes - 48 * MIB, "rounding": MIB},
+        holders=[Holder(48 * MIB, 6, "weights", text, text, text)],
+        retries=1,
+        errors=1,
+        failed=FailedRequest(2 * GIB, when, [text]),
+        growth_bytes=MIB,
+        growth=[Holder(MIB, 1, "activations", text, text, text)],
+        changes=[Change("train adapters only", 30 * MIB)],
+        record=Record(line, segments, "after the update of step 2"),
+    )
+    answer = Answer(text, 0, "finished", "", [], 2, [gpu], [UnknownValue(text, "bool ()", 5)])
+    answers = [replace(answer, rank=rank, **changed) for rank in range(ranks)]
+    card = catalogue.gpu("t4")
+    return Verdict(card, ranks, card.budget_bytes, answers, "/home/me", 0)

@@ -64,6 +64,8 @@ def test_a_launcher_says_how_many_gpus_it_needs(words, count):
         ("--budget 1TiB -m mod", "the budget must be more than nothing and at most NVIDIA A100"),
         ("--install-kernel x.py", "leave the script out"),
         ("--budget much -m mod", "must be a size such as 64GiB"),
+        ("--html nowhere/x.html -m mod", "no file can be written at 'nowhere/x.html'"),
+        ("--snapshot . -m mod", "no file can be written at '.'"),
     ],
 )
 def test_bad_input_is_a_sentence(capsys, arguments, sentence):

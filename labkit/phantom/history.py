@@ -29,6 +29,7 @@ _COMPILED = "torchinductor_"  # in the folder of the code that torch.compile wro
 #: How the names of files of PyTorch, labkit and Python itself begin.
 TORCH = (str(Path(torch.__file__).parent), str(PACKAGE), "<")
 _PHASES = {phase.value: phase for phase in Phase}
+_BETWEEN = "\x1f"  # which names of modules and files may not have
 Entry = Mapping[str, Any]
 Addresses = dict[int, tuple[Category, str]]
 
@@ -42,10 +43,15 @@ class Tag(NamedTuple):
     line: str = ""
     recomputing: bool = False
 
+    def written(self) -> str:
+        """Return the text that is attached to the allocator's entries."""
+        again = "again" if self.recomputing else ""
+        return _BETWEEN.join((str(self.step), self.phase.value, self.module, self.line, again))
+
     @classmethod
     def read(cls, text: str) -> "Tag":
-        """Read ``step|phase|module|line|``, with ``again`` behind it in a recomputation."""
-        step, phase, module, line, again = text.split("|")
+        """Read what `written` wrote."""
+        step, phase, module, line, again = text.split(_BETWEEN)
         return cls(int(step), _PHASES[phase], module, line, bool(again))
 
 
@@ -128,6 +134,7 @@ class History:
         reserved_peak: the same of the allocator's segments.
         failures: the requests that failed.
         step_ends: indices of the kept events at which training steps ended.
+        grown: what the steps so far leave behind, one step's of it; see `_growth`.
     """
 
     live: dict[int, Block] = field(default_factory=dict)
@@ -139,6 +146,7 @@ class History:
     reserved_peak: Moment = _START
     failures: list[Failure] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
+    grown: list[Block] = field(default_factory=list)
     _keeps: bool = True
     _kept: list[Block] = field(default_factory=list)
     _events: list[tuple[int, int, Phase, int]] = field(default_factory=list)  # as in `Event`
@@ -223,10 +231,12 @@ class History:
                 block.category, block.name = category, name
 
     def end_step(self) -> None:
-        """Note that a training step has ended."""
+        """Note that a training step has ended, and what lives on: the end of the program, or of the
+        function that trains, frees it."""
         self.step_ends.append(len(self._events))
+        self.grown = self._growth()
 
-    def growth(self) -> list[Block]:
+    def _growth(self) -> list[Block]:
         """Return what training steps leave behind, each after the first: blocks that nobody knows,
         made by one line of one module in at least three steps on end and still there."""
         left: dict[tuple[str, str], dict[int, list[Block]]] = defaultdict(lambda: defaultdict(list))

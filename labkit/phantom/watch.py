@@ -152,10 +152,10 @@ class Watch:
         path = self._modules[-1] if self._modules else ""
         if torch._C._current_graph_task_id() == -1:
             line = self.backward_line if self.phase is Phase.BACKWARD else ""
-            _set_metadata(f"{self._step}|{self.phase.value}|{path}|{line}|")
+            tag = Tag(self._step, self.phase, path, line)
         else:
-            again = "again" if path else ""
-            _set_metadata(f"{self._step}|backward|{path}|{self.backward_line}|{again}")
+            tag = Tag(self._step, Phase.BACKWARD, path, self.backward_line, bool(path))
+        _set_metadata(tag.written())
 
     @property
     def _step(self) -> int:
@@ -186,7 +186,7 @@ class Watch:
 
     def _gradient_of(self, path: str, _: torch.Tensor) -> None:
         """Note, on autograd's own thread, that a module's backward begins."""
-        _set_metadata(f"{self._step}|backward|{path}|{self.backward_line}|")
+        _set_metadata(Tag(self._step, Phase.BACKWARD, path, self.backward_line).written())
 
     def _path(self, module: torch.nn.Module) -> str:
         known, path = self._names.get(id(module), (None, ""))
@@ -409,7 +409,7 @@ def _gpu_answer(
         made_of[block.kind] += block.nbytes
     made_of = {str(c): made_of[c] for c in Category if made_of.get(c)}
     made_of[ROUNDING] = allocated - sum(made_of.values())
-    grown = history.growth()
+    grown = history.grown
     free_bytes, _ = torch.cuda.mem_get_info(device)
     failed = None
     if history.failures:

@@ -93,13 +93,18 @@ def test_watching_changes_nothing_that_the_allocator_does(run, on_phantom, tmp_p
 
 LEAK = """
 import torch
-layer = torch.nn.Linear(64, 64, device="cuda")
-optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-kept = []
-for _ in range(6):
-    layer(torch.ones(8, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    kept.append(torch.zeros(1 << 20, device="cuda"))
+
+def main():
+    layer = torch.nn.Sequential()
+    layer.add_module("a|b", torch.nn.Linear(64, 64, device="cuda"))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    kept = []
+    for _ in range(6):
+        layer(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        kept.append(torch.zeros(1 << 20, device="cuda"))
+
+main()  # and all of it is freed
 """
 
 
@@ -107,7 +112,7 @@ def test_what_each_step_leaves_behind_is_found_with_its_line(run):
     verdict, _ = run(LEAK)
     gpu = verdict.answers[0].gpus[0]
     assert gpu.growth_bytes == 4 * MIB
-    assert gpu.growth[0].users_line.endswith("train.py:9")
+    assert gpu.growth[0].users_line.endswith("train.py:12")
     assert "each step leaves 4.00 MiB behind, most from" in str(verdict)
 
 

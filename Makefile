@@ -181,8 +181,11 @@ $(PHANTOM)/.built: .ci/locked/phantom.txt $(STAMP)
 		> "$$(echo $(PHANTOM)/lib/python*/site-packages)/below.pth"
 	$(PHANTOM)/bin/python -m pip install --quiet --require-hashes --no-deps -r .ci/locked/phantom.txt
 	ln -s "$(abspath $(VENV))/share" "$(abspath $(VENV))/etc" $(PHANTOM)/ # Jupyter's
-	printf '#!%s\nimport sys\n\nfrom labkit.cli.main import main\n\nsys.exit(main())\n' \
-		"$(abspath $(PHANTOM))/bin/python" > $(PHANTOM)/bin/labkit && chmod +x $(PHANTOM)/bin/labkit
+	for command in labkit=labkit.cli.main accelerate=accelerate.commands.accelerate_cli \
+		deepspeed=deepspeed.launcher.runner; do \
+		printf '#!%s\nimport sys\n\nfrom %s import main\n\nsys.exit(main())\n' \
+			"$(abspath $(PHANTOM))/bin/python" "$${command#*=}" > "$(PHANTOM)/bin/$${command%%=*}" && \
+		chmod +x "$(PHANTOM)/bin/$${command%%=*}" || exit 1; done
 	@touch $@
 
 # What only tests and the site need beside that: a driver for the system's browser, JupyterHub with

@@ -7,7 +7,8 @@ other systems need besides stands there with its marker. A file for each step of
 - ``course.txt``: everything that lessons and unit tests need, and the small model's package;
 - ``deepspeed.txt``: DeepSpeed alone, which is built when it is installed, and looks for torch then;
 - ``more.txt``: what only a browser, JupyterHub and the site need beyond that;
-- ``phantom.txt``: PyTorch's CUDA build for Linux, with the compiler and the headers it goes with.
+- ``phantom.txt``: PyTorch's CUDA build for Linux, with the compiler and the headers it goes with,
+  and libraries that only scripts on a phantom GPU use, as far as ``course.txt`` has not got them.
 
 Limits: in the first three torch, and what it alone brings for a GPU, stay without a hash: its
 builds for CPU and for CUDA differ and come from several places. constraints.txt pins torch by
@@ -33,6 +34,8 @@ OF_TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-[a-z0-9-]+)")
 ENTRY = re.compile(r"^([a-z0-9-]+)==.*(?:\n .*)*", re.MULTILINE)
 #: Of what torch's CUDA build asks for all that a GPU which is not there needs, and NVML's wrapper.
 PHANTOM = ("nvidia-cuda-runtime", "nvidia-ml-py", "torch", "triton")
+#: What the tests run scripts of beyond that.
+TRAINERS = ("pytorch-lightning", "trl")
 
 
 def compiled(uv: str, *arguments: str, given: str = "") -> dict[str, str]:
@@ -53,13 +56,16 @@ def resolved(uv: str, *arguments: str, given: str = "") -> dict[str, str]:
     return {name: lines for name, lines in found.items() if not OF_TORCH.fullmatch(name)}
 
 
-def phantom(uv: str) -> dict[str, str]:
-    """PyTorch's CUDA build: three equals signs mean no other build of the version."""
+def phantom(uv: str, course: dict[str, str]) -> dict[str, str]:
+    """PyTorch's CUDA build, where three equals signs mean no other build of the version, and what
+    `TRAINERS` need beside ``course``."""
     version = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
     exact = f"torch==={version}\nnvidia-ml-py"
     found = compiled(uv, "-", "--python-platform=x86_64-manylinux_2_28", given=exact)
     found["torch"] = found["torch"].replace("==", "===", 1)
-    return {name: found[name] for name in PHANTOM}
+    trainers = resolved(uv, "-", given="\n".join(TRAINERS))
+    beside = {name: lines for name, lines in trainers.items() if name not in course}
+    return {name: found[name] for name in PHANTOM} | beside
 
 
 def project(uv: str, *extras: str) -> dict[str, str]:
@@ -79,7 +85,7 @@ def main() -> int:
         "course.txt": course | small_model,
         "deepspeed.txt": deepspeed,
         "more.txt": more,
-        "phantom.txt": phantom(uv),
+        "phantom.txt": phantom(uv, course),
     }
     FOLDER.mkdir(exist_ok=True)
     for name, entries in files.items():

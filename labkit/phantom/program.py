@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +36,7 @@ from labkit.values import MIB, InputError, format_bytes, table_lines
 POLL_SECONDS, PROGRESS_SECONDS = 0.5, 10.0
 #: A process that waits still uses a little: threads that look after others.
 HANG_SECONDS, BUSY_SHARE = 120.0, 0.1
-MOST_ROWS = 12
+MOST_ROWS, MOST_OF_ERROR = 12, 600
 ENDED_WELL = ("finished", "stopped")
 
 
@@ -149,7 +150,8 @@ class Verdict:
         for answer in self.answers:
             if answer.error:
                 line = shortest(answer.error_stack[0]) if answer.error_stack else "its end"
-                return f"it stopped at {line} with {answer.error.splitlines()[-1]}. Until then:"
+                error = textwrap.shorten(answer.error, MOST_OF_ERROR).rstrip(".")
+                return f"it stopped at {line} with {error}." + " Until then:" * bool(answer.gpus)
         if not self.answers:
             return f"it used no GPU, and ended with exit code {self.returncode}."
         return f"it ended with exit code {self.returncode}, without a word."

@@ -41,6 +41,13 @@ SHAPED_BY_VALUES = {
     aten.repeat_interleave.Tensor,
     aten.index.Tensor,
 }
+#: They take masks, of which they ask the GPU for the places.
+TAKE_MASKS = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 #: They write all of their first argument and read nothing of it.
 OVERWRITES = {
     aten.copy_.default,
@@ -100,14 +107,16 @@ class KnownValues(TorchDispatchMode):
             return self._factory(func, args, kwargs, out)
         if func in OVERWRITES:
             self._begin(args[0])
-        if func is aten.index.Tensor:
+        if func in TAKE_MASKS:
             args = self._places(args)
             tensors = list(_tensors(args))
         known = all(map(_followed, tensors)) and all(self.twin(t) is not None for t in tensors)
         if not known or torch.Tag.nondeterministic_seeded in func.tags:
             out = func(*args, **kwargs)
             self._forget(func, args, kwargs)
-            if isinstance(out, torch.Tensor) and not out.is_cuda:
+            # What goes to pinned memory is offloaded, to come back unread.
+            to_host = isinstance(out, torch.Tensor) and not out.is_cuda and out.numel()
+            if to_host and not out.is_pinned():
                 self.on_unknown(out)
             return out
         if func in SHAPED_BY_VALUES:

@@ -106,7 +106,7 @@ class Watch:
         self._segments: tuple[str, list[dict[str, Any]]] = ("", [])  # at the moment named
         self._written_at = 0.0
         self._entries_read = Counter[int]()  # entries of each GPU's record that were read
-        self._pid = os.getpid()
+        self._pid, self._rank = os.getpid(), int(os.environ.get("RANK", "0"))
 
     def begin(self) -> None:
         """Watch from now on; what CUDA needs is done when the program first uses it."""
@@ -344,7 +344,7 @@ class Watch:
         """Return what is known now."""
         return Answer(
             script=" ".join(sys.argv)[:1000],
-            rank=int(os.environ.get("RANK", "0")),
+            rank=self._rank,
             ended=self.ended,
             error=self.error,
             error_stack=self.error_stack,
@@ -382,6 +382,8 @@ class Watch:
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._rank = torch.distributed.get_rank()  # not every launcher sets the variable
         if self.histories or self.ended:
             path = Path(self.orders.folder, f"{os.getpid()}.json")
             write_atomic(path, self.answer().to_json())
@@ -493,11 +495,11 @@ def _gradients(optimizer: torch.optim.Optimizer) -> Addresses:
 
 def _addresses_of(tensors: Iterable[Any]) -> Iterator[int]:
     for tensor in tensors:
-        if type(tensor) in _PLAIN:
-            if tensor.is_cuda and tensor.layout is torch.strided:
-                yield tensor.untyped_storage().data_ptr()
-        elif tensor is not None:
-            yield from _addresses_of(plain_tensors(tensor))
+        if tensor is None:
+            continue
+        for each in [tensor] if type(tensor) in _PLAIN else plain_tensors(tensor):
+            if each.is_cuda and each.layout is torch.strided:
+                yield each.untyped_storage().data_ptr()
 
 
 def _models() -> list[torch.nn.Module]:

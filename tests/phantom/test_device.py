@@ -50,6 +50,14 @@ def test_cuda_visible_devices_hides_the_others(on_phantom, visible, count):
     assert said.split() == [str(count > 0), str(count)]
 
 
+def test_pinned_memory_is_known_by_its_address():
+    plain = torch.zeros(1000)
+    pinned = plain.pin_memory()
+    assert pinned[500:].is_pinned()
+    assert pinned.pin_memory().data_ptr() == pinned.data_ptr()
+    assert not plain.is_pinned()
+
+
 def test_cudnns_attention_gives_way_to_another_kernel():
     x = torch.zeros(1, 2, 64, 64, dtype=torch.float16, device="cuda")
     with sdpa_kernel([CUDNN, FLASH, MATH], set_priority=True):

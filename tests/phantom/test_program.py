@@ -294,9 +294,9 @@ def test_a_page_has_the_answers_numbers_and_no_markup_of_the_programs(tmp_path):
 
 LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")
 MODEL = """
+from transformers import LlamaConfig, LlamaForCausalLM  # which looks whether there is a torch
 import os, torch
 import torch.distributed as dist
-from transformers import LlamaConfig, LlamaForCausalLM
 
 config = LlamaConfig(
     hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
@@ -374,15 +374,88 @@ for batch in loader:
         optimizer.step()
         optimizer.zero_grad()
 """,
+    "sft": """
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+words = Tokenizer(models.WordLevel({"[pad]": 0, "[end]": 1, "word": 2}, unk_token="word"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(
+    tokenizer_object=words, pad_token="[pad]", eos_token="[end]", unk_token="word"
+)
+arguments = SFTConfig("out", max_steps=3, bf16=True, report_to="none", max_length=128)
+SFTTrainer(
+    LlamaForCausalLM(config),
+    arguments,
+    train_dataset=Dataset.from_dict({"text": ["some text " * 64] * 32}),
+    processing_class=tokenizer,
+).train()
+""",
+    "lightning": """
+import pytorch_lightning as lightning
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = LlamaForCausalLM(config)
+
+    def training_step(self, batch, index):
+        loss = self.model(**batch).loss
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+loader = torch.utils.data.DataLoader(rows, batch_size=4)
+trainer = lightning.Trainer(
+    devices=2, strategy="ddp", precision="bf16-mixed", max_steps=3, gradient_clip_val=1.0
+)
+trainer.fit(Module(), loader)
+""",
+    "save_on_cpu": """
+model = LlamaForCausalLM(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+torch.autograd.graph.save_on_cpu(pin_memory=True).__enter__()
+"""
+    + LOOP,
+    "qlora": """
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import BitsAndBytesConfig
+LlamaForCausalLM(config).save_pretrained("model")
+model = LlamaForCausalLM.from_pretrained(
+    "model",
+    device_map={"": 0},
+    quantization_config=BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    ),
+)
+model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig())
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+"""
+    + LOOP,
 }
-for stage in (1, 2, 3):
-    PROGRAMS[f"deepspeed-{stage}"] = f"""
+HOST = {"device": "cpu", "pin_memory": True}
+ZERO = {
+    "deepspeed-1": {"stage": 1},
+    "deepspeed-2": {"stage": 2},
+    "deepspeed-3": {"stage": 3},
+    "deepspeed-2-offload": {"stage": 2, "offload_optimizer": HOST},
+    "deepspeed-3-offload": {"stage": 3, "offload_optimizer": HOST, "offload_param": HOST},
+}
+for name, zero in ZERO.items():
+    PROGRAMS[name] = f"""
 import deepspeed
 settings = {{
     "train_micro_batch_size_per_gpu": 4,
     "bf16": {{"enabled": True}},
     "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}},
-    "zero_optimization": {{"stage": {stage}}},
+    "zero_optimization": {zero},
+    "zero_force_ds_cpu_optimizer": False,
 }}
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 deepspeed.init_distributed()
@@ -394,12 +467,19 @@ for _ in range(3):
     engine.step()
 """
 STEPS = {"workers": 8, "accelerate": 4}
+#: Saved activations, or the 32-bit weights of one rank, in page-locked memory.
+PINNED = {
+    "save_on_cpu": 64 * MIB,
+    "deepspeed-2-offload": 27 * MIB,
+    "deepspeed-3-offload": 27 * MIB,
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_people_run_runs(run, name):
-    ranks = 2 if name in ("ddp", "fsdp2") or "deepspeed" in name else 1
-    launch = LAUNCH if ranks == 2 else ()
+    launched = name in ("ddp", "fsdp2") or "deepspeed" in name
+    ranks = 2 if launched or name == "lightning" else 1
+    launch = LAUNCH if launched else ()
     verdict, _ = run(MODEL + PROGRAMS[name], launch=launch, gpus=ranks)
     assert verdict.fits, str(verdict)
     assert [answer.rank for answer in verdict.answers] == list(range(ranks))
@@ -408,5 +488,31 @@ def test_what_people_run_runs(run, name):
         assert answer.steps == STEPS.get(name, 3)
         made_of = answer.gpus[0].made_of
         assert sum(made_of.values()) == answer.gpus[0].peak_allocated_bytes
-        assert made_of["weights"] > 0
+        offloaded = name == "deepspeed-3-offload"  # and gathered layer by layer
+        assert ("weights" in made_of) != offloaded
         assert made_of.get("activations", 0) > 0
+        if name in PINNED:
+            assert answer.pinned_bytes > PINNED[name]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name", "steps"),
+    [
+        ("accelerate.commands.launch --num_processes 2", "accelerate", 2),
+        ("deepspeed.launcher.runner --num_gpus 2", "deepspeed-2", 3),
+    ],
+)
+def test_launchers_of_libraries_run(run, launcher, name, steps):
+    verdict, _ = run(MODEL + PROGRAMS[name], launch=("-m", *launcher.split()), gpus=2)
+    assert verdict.fits, str(verdict)
+    ends = [(answer.rank, answer.ended, answer.steps) for answer in verdict.answers]
+    assert ends == [(0, "finished", steps), (1, "finished", steps)]
+
+
+def test_what_a_library_lacks_is_said_in_its_own_words(run):
+    asking = MODEL.replace("vocab_size", 'attn_implementation="flash_attention_2", vocab_size')
+    verdict, _ = run(asking + "LlamaForCausalLM(config).cuda()")
+    assert verdict.fits is None
+    said = "it stopped at train.py:12 with ImportError: FlashAttention2 has been toggled on, but"
+    assert said in str(verdict)
+    assert str(verdict).endswith("doesn't seem to be installed.")

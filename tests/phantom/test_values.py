@@ -68,6 +68,15 @@ def one_hot_and_scatter(device):
     return F.one_hot(x), counts, x.sort(), torch.isin(x, torch.tensor([0, 2], device=device))
 
 
+def masked_gradients(device):
+    x = torch.zeros(4, 2, device=device, requires_grad=True)
+    mask = torch.tensor([True, False, True, True], device=device)
+    x[mask].sum().backward()
+    y = torch.arange(4, device=device)
+    y[mask] = torch.tensor([7, 8, 9], device=device)
+    return mask.sum(), list(x.grad.shape), y, y.index_put((~mask,), mask.sum())
+
+
 @pytest.mark.parametrize(
     "of",
     [
@@ -80,6 +89,7 @@ def one_hot_and_scatter(device):
         few_floats,
         packing,
         one_hot_and_scatter,
+        masked_gradients,
     ],
 )
 def test_what_is_known_is_as_on_the_cpu(of):

@@ -94,6 +94,7 @@ struct Range {
 std::recursive_mutex memory_lock;
 using Locked = std::lock_guard<std::recursive_mutex>;
 std::map<uintptr_t, Range> ranges;  // addresses that belong to a device
+std::map<uintptr_t, size_t> pinned;  // bytes of page-locked host memory
 std::map<CUmemGenericAllocationHandle, Range> handles;  // of cuMemCreate
 CUmemGenericAllocationHandle next_handle = 1;
 size_t used_bytes[kMostGpus];
@@ -130,6 +131,14 @@ const Range* range_of(const void* pointer) {
   if (after == ranges.begin()) return nullptr;
   auto& [start, range] = *std::prev(after);
   return address < start + range.bytes ? &range : nullptr;
+}
+
+bool is_pinned(const void* pointer) {
+  auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto after = pinned.upper_bound(address);
+  if (after == pinned.begin()) return false;
+  auto& [start, bytes] = *std::prev(after);
+  return address < start + bytes;
 }
 
 // Write zeros, but leave alone whole pages of the host that nothing has touched: they read as zeros
@@ -217,12 +226,26 @@ API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   return cudaSuccess;
 }
 
-API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+API cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
+  Locked locked(memory_lock);
+  pinned[reinterpret_cast<uintptr_t>(pointer)] = bytes;
+  return cudaSuccess;
+}
+API cudaError_t cudaHostUnregister(void* pointer) {
+  Locked locked(memory_lock);
+  pinned.erase(reinterpret_cast<uintptr_t>(pointer));
+  return cudaSuccess;
+}
+API cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) {
   return posix_memalign(pointer, 4096, std::max<size_t>(bytes, 1)) ? fail(cudaErrorMemoryAllocation) : cudaSuccess;
 }
+API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+  cudaError_t error = cudaMallocManaged(pointer, bytes, 0);
+  return error ? error : cudaHostRegister(*pointer, bytes, 0);
+}
 API cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
-API cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) { return cudaHostAlloc(pointer, bytes, 0); }
 API cudaError_t cudaFreeHost(void* pointer) {
+  cudaHostUnregister(pointer);
   free(pointer);
   return cudaSuccess;
 }
@@ -235,7 +258,7 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, cons
     attributes->device = range->device;
     attributes->devicePointer = const_cast<void*>(pointer);
   } else {
-    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->type = is_pinned(pointer) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
     attributes->device = -1;
     attributes->hostPointer = const_cast<void*>(pointer);
   }
@@ -560,6 +583,15 @@ API CUresult cuDeviceGetCount(int* count) {
 }
 API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
   *value = attribute(which);
+  return CUDA_SUCCESS;
+}
+// Triton holds what it launches to these.
+API CUresult cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction) {
+  switch (which) {
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
+    default: *value = 0;
+  }
   return CUDA_SUCCESS;
 }
 API CUresult cuGetErrorString(CUresult error, const char** text) {

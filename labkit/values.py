@@ -14,6 +14,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 #: Set in the environment of a process whose GPU is not there: see `labkit.phantom`.
 PHANTOM_VARIABLE = "LABKIT_PHANTOM"
+#: Holds what such a process is to watch itself for, as JSON of `labkit.phantom.watch.Orders`.
+WATCH_VARIABLE = "LABKIT_PHANTOM_WATCH"
 
 
 class InputError(ValueError):

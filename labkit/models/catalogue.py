@@ -38,11 +38,13 @@ PRETRAINED = ("SmolLM2-135M",)
 @dataclass(frozen=True)
 class ModelInfo:
     """One model of the table: its architecture as transformers calls it, its published number of
-    parameters, its licence, their source, and the fields of its config that decide shapes."""
+    parameters and their dtype, its licence, their source, and the fields of its config that decide
+    shapes."""
 
     name: str
     model_type: str
     parameters: int
+    dtype: str
     license: str
     source: str
     config: dict[str, Any]
@@ -59,6 +61,29 @@ def model_info(name: str) -> ModelInfo:
         InputError: no such model; the message names the nearest and all of them.
     """
     return MODELS[one_of(name, MODELS, "model")]
+
+
+def hub_config(hub_id: str) -> dict[str, Any] | None:
+    """Return the table's ``config.json`` for a model that the hub knows as ``hub_id``, if any.
+
+    Who publishes it does not matter, nor whether it is the base model, a chat model, or in
+    transformers' format: ``"meta-llama/Llama-2-7b-chat-hf"`` is Llama-2-7B.
+    """
+    wanted = _plain(hub_id)
+    for info in MODELS.values():
+        if wanted in (_plain(info.name), _plain(info.source)):
+            return {
+                **copy.deepcopy(info.config),
+                "model_type": info.model_type,
+                "dtype": info.dtype,
+            }
+    return None
+
+
+def _plain(hub_id: str) -> str:
+    """Return the last part of a hub's address, without what does not change the architecture."""
+    words = hub_id.rpartition("/")[2].lower().split("-")
+    return "-".join(w for w in words if w not in {"meta", "instruct", "base", "hf", "it", "chat"})
 
 
 def config(name: str, *, layers: int | None = None, **overrides: Any) -> "PreTrainedConfig":

@@ -134,6 +134,8 @@ class Answer:
         host_bytes: the most memory that the process held, on the phantom.
         pinned_bytes: the most page-locked memory.
         versions: of PyTorch and CUDA.
+        weights_not_read: models that transformers loaded as zeros.
+        tokenizers_stood_in: models whose tokenizer is another one.
     """
 
     script: str
@@ -147,6 +149,8 @@ class Answer:
     host_bytes: int = 0
     pinned_bytes: int = 0
     versions: str = ""
+    weights_not_read: list[str] = field(default_factory=list)
+    tokenizers_stood_in: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -46,6 +46,9 @@ def page(verdict: Verdict, *, command: Sequence[str]) -> str:
         sections |= _Details(verdict).sections()
     sections = {name: parts for name, parts in sections.items() if parts}
     versions = sorted({answer.versions for answer in verdict.answers if answer.versions})
+    zeros = sorted({name for answer in verdict.answers for name in answer.weights_not_read})
+    others = sorted({name for answer in verdict.answers for name in answer.tokenizers_stood_in})
+    absent = {"Weights that are zeros": zeros, "Tokenizers that others stood in for": others}
     return html_pages.render(
         "phantom/page.html.j2",
         title=f"{_near(verdict, scripts[0])[:80]} on a phantom {verdict.gpu.name}",
@@ -57,6 +60,7 @@ def page(verdict: Verdict, *, command: Sequence[str]) -> str:
         about={
             "Command": shlex.join(command),
             "GPUs": f"{verdict.gpus} × {verdict.gpu.name}",
+            **{what: ", ".join(names) for what, names in absent.items() if names},
             "Versions": ", ".join([*versions, f"labkit {labkit.__version__}"]),
             "Date": f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         },

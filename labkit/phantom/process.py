@@ -10,15 +10,14 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
 from labkit.phantom.build import find_wheel, stub_libraries
-from labkit.values import KIB, PHANTOM_VARIABLE, InputError
+from labkit.values import KIB, PHANTOM_VARIABLE, WATCH_VARIABLE, InputError
 
 MOST_GPUS = 16
-#: Holds what a process is to watch itself for, as JSON of `labkit.phantom.watch.Orders`.
-WATCH_VARIABLE = "LABKIT_PHANTOM_WATCH"
 STARTUP = Path(__file__).parent / "startup"
 #: Shared memory that a block may have, by compute capability: NVIDIA's CUDA C++ Programming Guide,
 #: "Technical Specifications per Compute Capability".
@@ -87,10 +86,8 @@ def restart_on(named: str) -> None:
         os.execve(sys.executable, command, environment_of(named))
 
 
-def begin() -> None:
+def begin(torch: Any) -> None:
     """Make this process's torch ready for the phantom GPU: follow values, avoid cuDNN."""
-    import torch
-
     from labkit.phantom.values import KnownValues
 
     # cuDNN hands out plans that no stub can imitate; PyTorch's own kernels take its place, also

@@ -26,12 +26,12 @@ from typing import Any
 from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
 from labkit.phantom.answer import Answer, GpuAnswer, UnknownValue
-from labkit.phantom.process import WATCH_VARIABLE, environment
+from labkit.phantom.process import environment
 from labkit.support.files import read_file
 from labkit.support.processes import END_SECONDS, descendants, end_group
 from labkit.support.scratch import TemporaryFolder
 from labkit.trace import ROUNDING
-from labkit.values import MIB, InputError, format_bytes, table_lines
+from labkit.values import MIB, WATCH_VARIABLE, InputError, format_bytes, table_lines
 
 POLL_SECONDS, PROGRESS_SECONDS = 0.5, 10.0
 #: A process that waits still uses a little: threads that look after others.
@@ -349,6 +349,12 @@ def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
     lines = [f"  Peak       {peak}; {unused} more reserved"]
     lines.append(f"  Made of    {made_of}")
     lines.append(f"  Steps      {answer.steps}")
+    if answer.weights_not_read:
+        names = ", ".join(answer.weights_not_read)
+        lines.append(f"  Weights    of {names} were not read: they are zeros")
+    if answer.tokenizers_stood_in:
+        names = ", ".join(answer.tokenizers_stood_in)
+        lines.append(f"  Tokens     not of {names}'s own tokenizer: texts have other lengths")
     if gpu.growth_bytes:
         at = shortest(gpu.growth[0].users_line)
         grown = format_bytes(gpu.growth_bytes)
@@ -389,7 +395,7 @@ def _place(module: str, line: str, users_line: str) -> str:
 def _unknown_lines(unknown: Sequence[UnknownValue]) -> list[str]:
     if not unknown:
         return []
-    lines = ["  Nothing is computed: these values were read as 0."]
+    lines = ["  Nothing is computed: these values were read as if all were 0."]
     for value in unknown[:5]:
         lines.append(f"    {shortest(value.line)}: {value.what}, {value.times} times")
     return lines

@@ -4,7 +4,9 @@ Programs read small tensors to decide what to do: is the mask all true, how many
 at which places. `KnownValues` keeps a copy on the CPU, the twin, of each small whole-number or
 boolean tensor, and of floating-point tensors of a few elements. It does every operation on known
 inputs a second time on the twins, and answers from them. What is computed from unknown values,
-losses for example, is unknown, and reads as zero.
+losses for example, is unknown, and reads as zero. Small results of unknown values are those of
+zeros, so that a program which decides by them goes one way: the largest logit is the first, and
+losses and gradients are finite.
 
 Limits: twins belong to whole storages, so that views and writes through them agree. What a thread
 that Python code starts itself does is not followed.
@@ -14,6 +16,7 @@ import ctypes
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,6 +30,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 MOST_ELEMENTS = 1 << 20
 MOST_FLOATS = 16
+#: An operation on more unknown values than this is not done on zeros: its result is taken as zeros.
+MOST_ZEROS = 1 << 20
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 aten = torch.ops.aten
@@ -65,6 +70,8 @@ UNINITIALIZED = {
 }
 #: They give a tensor another storage, whose values stay as they are.
 SETS_STORAGE = {getattr(aten.set_, name) for name in aten.set_.overloads()}
+#: Of a loss scaler: divides gradients, and notes in its second argument if one is not finite.
+CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
 class KnownValues(TorchDispatchMode):
@@ -72,7 +79,7 @@ class KnownValues(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._twins: dict[int, tuple[StorageWeakRef, torch.UntypedStorage]] = {}
+        self._twins: dict[int, tuple[StorageWeakRef, torch.UntypedStorage, bool]] = {}
         self._purge_at = 1024
         self._written: dict[Any, tuple[int, ...]] = {}  # by operator: positions of what it writes
         self._broadcasts: Counter[str] = Counter()  # by process group
@@ -88,7 +95,7 @@ class KnownValues(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default:
             twin = self.twin(args[0])
-            if twin is None:
+            if twin is None or self._assumed(args[0]):
                 self.on_unknown(args[0])
             return func(args[0] if twin is None else twin)
         if func in SETS_STORAGE:
@@ -113,18 +120,23 @@ class KnownValues(TorchDispatchMode):
         known = all(map(_followed, tensors)) and all(self.twin(t) is not None for t in tensors)
         if not known or torch.Tag.nondeterministic_seeded in func.tags:
             out = func(*args, **kwargs)
+            if func is CHECKS_GRADIENTS:
+                return self._checked(args[1])
             self._forget(func, args, kwargs)
             # What goes to pinned memory is offloaded, to come back unread.
             to_host = isinstance(out, torch.Tensor) and not out.is_cuda and out.numel()
             if to_host and not out.is_pinned():
                 self.on_unknown(out)
+            elif not isinstance(out, torch.Tensor) or _followed(out):
+                self._assume(func, args, kwargs, out)
             return out
+        assumed = any(map(self._assumed, tensors))
         if func in SHAPED_BY_VALUES:
             values = self._on_twins(func, args, kwargs)
             device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-            return tree_map(lambda value: self._made(value, device), values)
+            return tree_map(lambda value: self._made(value, device, assumed), values)
         out = func(*args, **kwargs)
-        self._follow(func, args, kwargs, out)
+        self._follow(func, args, kwargs, out, assumed)
         return out
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -134,10 +146,16 @@ class KnownValues(TorchDispatchMode):
         if type(tensor) not in PLAIN:
             return None
         storage = tensor.untyped_storage()
-        _, twin = self._twins.get(storage._cdata, (None, None))
+        _, twin, _ = self._twins.get(storage._cdata, (None, None, False))
         if twin is None or twin.nbytes() != storage.nbytes():  # resized since
             return None
         return _view(twin, tensor)
+
+    def _assumed(self, tensor: torch.Tensor) -> bool:
+        """Return whether what is known of ``tensor`` goes back to unknown values read as zeros."""
+        if not tensor.is_cuda or type(tensor) not in PLAIN:
+            return False
+        return self._twins.get(tensor.untyped_storage()._cdata, (None, None, False))[2]
 
     def print_what_is_known(self) -> None:
         """Make tensors of the GPU print their known values, and say so where they are unknown:
@@ -148,7 +166,7 @@ class KnownValues(TorchDispatchMode):
             if tensor.is_cuda and type(tensor) in PLAIN and tensor_contents is None:
                 twin = self.twin(tensor.detach())
                 tensor_contents = "values unknown on a phantom GPU"
-                if twin is not None:
+                if twin is not None and not self._assumed(tensor):
                     tensor_contents = torch._tensor_str._tensor_str(twin, len("tensor("))
             return plain(tensor, tensor_contents=tensor_contents)
 
@@ -173,8 +191,9 @@ class KnownValues(TorchDispatchMode):
 
     # --- what becomes known ----------------------------------------------------------------------
 
-    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Take ``value`` as what ``tensor``, and every view of its storage, holds."""
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor, assumed: bool = False) -> None:
+        """Take ``value`` as what ``tensor``, and every view of its storage, holds; ``assumed`` if
+        it comes from unknown values."""
         storage = tensor.untyped_storage()
         twin = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
         _view(twin, tensor).copy_(value)
@@ -182,13 +201,13 @@ class KnownValues(TorchDispatchMode):
             self._twins = {k: pair for k, pair in self._twins.items() if not pair[0].expired()}
             self._purge_at = max(1024, 2 * len(self._twins))
         # The weak reference keeps the key from being used for another storage.
-        self._twins[storage._cdata] = (StorageWeakRef(storage), twin)
+        self._twins[storage._cdata] = (StorageWeakRef(storage), twin, assumed)
 
-    def _made(self, value: Any, device: torch.device) -> Any:
+    def _made(self, value: Any, device: torch.device, assumed: bool = False) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         made = torch.empty(value.shape, dtype=value.dtype, device=device)
-        self.remember(made, value)
+        self.remember(made, value, assumed)
         return made
 
     def _begin(self, tensor: torch.Tensor) -> None:
@@ -226,10 +245,15 @@ class KnownValues(TorchDispatchMode):
 
     # --- operations ------------------------------------------------------------------------------
 
-    def _on_twins(self, func, args, kwargs) -> Any:
+    def _on_twins(self, func, args, kwargs, zeros: bool = False) -> Any:
+        """Do an operation on the CPU, with zeros for unknown values if told so."""
+
         def swap(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return self.twin(value)
+                twin = self.twin(value)
+                if twin is None and zeros:
+                    return torch.zeros((), dtype=value.dtype).expand(value.shape)
+                return twin
             if isinstance(value, torch.device):
                 return torch.device("cpu")
             return value
@@ -240,7 +264,34 @@ class KnownValues(TorchDispatchMode):
             twin_kwargs["pin_memory"] = False
         return func(*twin_args, **twin_kwargs)
 
-    def _follow(self, func, args, kwargs, out) -> None:
+    def _assume(self, func, args, kwargs, out) -> None:
+        """Take small results that come from unknown values as those of zeros."""
+        flat = tree_flatten(out)[0]
+        if func.namespace != "aten":  # libraries' own operators take their time on the CPU
+            return
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if not any(isinstance(made, torch.Tensor) and _counts(made, random) for made in flat):
+            return
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        values: list[Any] = [None] * len(flat)
+        everywhere = func.overloadpacket is aten.all  # as in `torch.isfinite(gradient).all()`
+        few = sum(tensor.numel() for tensor in tensors) <= MOST_ZEROS
+        if few and not random and not everywhere:
+            with suppress(RuntimeError):  # the CPU has no such operator, or zeros will not do
+                values = tree_flatten(self._on_twins(func, args, kwargs, zeros=True))[0]
+        for made, value in zip(flat, values, strict=True):
+            if isinstance(made, torch.Tensor) and _counts(made, random):
+                if value is None or value.shape != made.shape:
+                    value = torch.tensor(everywhere, dtype=made.dtype)
+                self.remember(made, value.nan_to_num(0, 0, 0), assumed=True)
+
+    def _checked(self, found: torch.Tensor) -> None:
+        """Take unknown gradients as finite: what a loss scaler has found stays as it is."""
+        twin = self.twin(found)
+        if twin is not None:
+            self.remember(found, twin.clone(), assumed=True)
+
+    def _follow(self, func, args, kwargs, out, assumed: bool = False) -> None:
         try:
             values = self._on_twins(func, args, kwargs)
         except RuntimeError:  # the CPU has no such operator, or not for this type
@@ -252,11 +303,21 @@ class KnownValues(TorchDispatchMode):
             if not made.is_cuda:
                 if made is not value:
                     made.copy_(value)
+                if assumed:
+                    self.on_unknown(made)
             elif _followed(made) and self.twin(made) is None:
-                self.remember(made, value)
+                self.remember(made, value, assumed)
+        if assumed:
+            for key in self._written_by(func, args, kwargs) & self._twins.keys():
+                self._twins[key] = (*self._twins[key][:2], True)
 
     def _forget(self, func, args, kwargs) -> None:
         """What an operation on unknown values has written to is no longer known."""
+        for key in self._written_by(func, args, kwargs):
+            self._twins.pop(key, None)
+
+    def _written_by(self, func, args, kwargs) -> set[int]:
+        """Return the keys of the twins of what an operation writes to."""
         names = self._written.get(func)
         if names is None:
             arguments = func._schema.arguments
@@ -265,11 +326,12 @@ class KnownValues(TorchDispatchMode):
                 for place, argument in enumerate(arguments)
                 if argument.alias_info is not None and argument.alias_info.is_write
             )
-        for place, name in names:
-            value = args[place] if place < len(args) else kwargs.get(name)
-            for tensor in _tensors([value]):
-                if tensor.is_cuda and type(tensor) in PLAIN:
-                    self._twins.pop(tensor.untyped_storage()._cdata, None)
+        values = [args[n] if n < len(args) else kwargs.get(name) for n, name in names]
+        return {
+            tensor.untyped_storage()._cdata
+            for tensor in _tensors(values)
+            if tensor.is_cuda and type(tensor) in PLAIN
+        }
 
     def _places(self, args) -> tuple:
         """Replace known masks among the indices by the places that they select."""
@@ -321,7 +383,8 @@ class KnownValues(TorchDispatchMode):
         value = self.twin(source) if _followed(source) else None
         if value is not None and _followed(target):
             times = target.numel() // max(1, value.numel())
-            self.remember(target, value.flatten().repeat(times).view(target.shape))
+            values = value.flatten().repeat(times).view(target.shape)
+            self.remember(target, values, self._assumed(source))
 
 
 def _followed(tensor: torch.Tensor) -> bool:
@@ -329,6 +392,14 @@ def _followed(tensor: torch.Tensor) -> bool:
         return False
     small = tensor.is_floating_point() or tensor.is_complex()
     return tensor.numel() <= (MOST_FLOATS if small else MOST_ELEMENTS)
+
+
+def _counts(tensor: torch.Tensor, random: bool) -> bool:
+    """Return whether a program may decide by this result: not by masks of dropout, nor by parts of
+    what is larger."""
+    if not tensor.is_cuda or not _followed(tensor) or (random and tensor.dtype is torch.bool):
+        return False
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

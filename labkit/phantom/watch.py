@@ -32,6 +32,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -54,6 +55,7 @@ from labkit.phantom.answer import (
 )
 from labkit.phantom.changes import changes
 from labkit.phantom.history import TORCH, Addresses, Block, History, Mark, Tag
+from labkit.phantom.hub import NOT_READ, STOOD_IN
 from labkit.support.files import write_atomic
 from labkit.trace import ROUNDING, Category, Phase
 from labkit.values import KIB
@@ -366,6 +368,8 @@ class Watch:
             host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
             pinned_bytes=_pinned_bytes(),
             versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}",
+            weights_not_read=list(dict.fromkeys(NOT_READ)),
+            tokenizers_stood_in=list(dict.fromkeys(STOOD_IN)),
         )
 
     def _changes(self, history: History) -> list[Change]:
@@ -497,9 +501,10 @@ def _addresses_of(tensors: Iterable[Any]) -> Iterator[int]:
     for tensor in tensors:
         if tensor is None:
             continue
-        for each in [tensor] if type(tensor) in _PLAIN else plain_tensors(tensor):
-            if each.is_cuda and each.layout is torch.strided:
-                yield each.untyped_storage().data_ptr()
+        for part in [tensor] if type(tensor) in _PLAIN else plain_tensors(tensor):
+            real = part.is_cuda and not isinstance(part, FakeTensor)
+            if real and part.layout is torch.strided:
+                yield part.untyped_storage().data_ptr()
 
 
 def _models() -> list[torch.nn.Module]:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 def arithmetic(device):
@@ -112,6 +113,66 @@ def test_what_is_unknown_reads_as_zero_and_says_so():
     assert "unknown" in repr(mask)
     mask.fill_(2)
     assert mask.tolist() == [2, 2, 2]
+
+
+def loss_scaling():
+    weight = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
+    optimizer, scaler = torch.optim.AdamW([weight]), torch.amp.GradScaler("cuda", growth_interval=2)
+    scales = []
+    for _ in range(3):
+        scaler.scale((torch.randn(8, 8, device="cuda") @ weight).mean()).backward()
+        torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales == [2**16, 2**17, 2**17] and len(optimizer.state) == 1
+
+
+def finite_losses_and_gradients():
+    weight = torch.nn.Parameter(torch.ones(2048, 2048, device="cuda"))
+    loss = (torch.randn(8, 2048, device="cuda") @ weight).mean()
+    loss.backward()
+    nothing = loss.isnan() | torch.isinf(loss) | weight.grad.isnan().any()
+    return not nothing and loss.isfinite().all() and weight.grad.isfinite().all() and loss < 1
+
+
+def figures_that_are_printed():
+    loss = torch.randn(2000, device="cuda").mean()
+    as_array = loss.cpu().numpy()
+    return f"{loss:.2f} {loss.exp().item()} {as_array} {loss.tolist()}" == "0.00 1.0 0.0 0.0"
+
+
+def predictions():
+    logits = torch.randn(8, 1000, device="cuda")
+    right = logits.argmax(-1) == torch.arange(8, device="cuda")
+    best = logits.topk(2).indices
+    return right.sum().item() == 1 and (best[:, 0] != best[:, 1]).all() and best.max() < 1000
+
+
+def tokens_that_are_drawn():
+    ids = torch.ones(2, 3, dtype=torch.int64, device="cuda")
+    while ids.shape[1] < 6 and not (ids[:, -1] == 2).any():
+        probabilities = torch.randn(2, 100, device="cuda").softmax(-1)
+        ids = torch.cat([ids, torch.multinomial(probabilities, 1)], 1)
+    return ids.tolist() == [[1, 1, 1, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        loss_scaling,
+        finite_losses_and_gradients,
+        figures_that_are_printed,
+        predictions,
+        tokens_that_are_drawn,
+    ],
+)
+def test_what_is_decided_by_unknown_values_goes_on_and_is_reported(decide, monkeypatch):
+    read = []
+    [values] = _get_current_dispatch_mode_stack()
+    monkeypatch.setattr(values, "on_unknown", read.append)
+    assert decide()
+    assert read
 
 
 def test_a_storage_that_was_freed_is_not_remembered_for_another():

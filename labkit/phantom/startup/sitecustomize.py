@@ -1,9 +1,10 @@
-"""Begin the phantom GPU in a process as soon as it has imported torch.
+"""Begin the phantom GPU in a process as soon as it has imported torch, and change transformers.
 
 Python imports this module when it starts, as ``labkit.phantom.process.environment`` has put its
 folder on the path; a ``sitecustomize`` that it hides is imported, too.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -14,9 +15,24 @@ from pathlib import Path
 HERE = str(Path(__file__).parent)
 
 
-class _OnTorch(importlib.abc.MetaPathFinder):
+#: What labkit does as soon as a module is there; all but the first only where a script is watched.
+AFTER = {
+    "torch": ("labkit.phantom.process", "begin"),
+    "huggingface_hub.constants": ("labkit.phantom.hub", "after_constants"),
+    "transformers.utils.hub": ("labkit.phantom.hub", "after_files"),
+    "transformers.tokenization_utils_base": ("labkit.phantom.hub", "after_tokenizers"),
+    "datasets.load": ("labkit.phantom.hub", "after_datasets"),
+    "transformers.modeling_utils": ("labkit.phantom.weights", "after_models"),
+    "transformers.generation.stopping_criteria": ("labkit.phantom.weights", "after_stopping"),
+}
+
+
+class _After(importlib.abc.MetaPathFinder):
+    def __init__(self, name):
+        self.name = name
+
     def find_spec(self, name, path, target=None):
-        if name != "torch":
+        if name != self.name:
             return None
         # Libraries also ask for it without importing it then, and may do so first.
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -26,18 +42,18 @@ class _OnTorch(importlib.abc.MetaPathFinder):
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_begin(module):
+        def execute_and_continue(module):
             execute(module)
-            from labkit.phantom.process import begin
+            file, function = AFTER[name]
+            getattr(importlib.import_module(file), function)(module)
 
-            begin()
-
-        spec.loader.exec_module = execute_and_begin
+        spec.loader.exec_module = execute_and_continue
         return spec
 
 
 if os.environ.get("LABKIT_PHANTOM"):
-    sys.meta_path.insert(0, _OnTorch())
+    watched = os.environ.get("LABKIT_PHANTOM_WATCH")
+    sys.meta_path[:0] = [_After(name) for name in AFTER if name == "torch" or watched]
 
 hidden = importlib.machinery.PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if path != HERE]

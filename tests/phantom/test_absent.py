@@ -1,0 +1,133 @@
+"""Models, tokenizers and data sets that are not on this machine, in scripts that name them."""
+
+import sys
+import textwrap
+
+import pytest
+
+from labkit.phantom.program import run_program
+
+SAVE = """
+import sys, torch
+from transformers import (
+    BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+    LlamaForCausalLM,
+)
+sizes = dict(hidden_size=512, num_hidden_layers=3, num_attention_heads=8, intermediate_size=1376)
+models = {
+    "llama": LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=4000)),
+    "tied": LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=4000, tie_word_embeddings=True)),
+    "gpt2": GPT2LMHeadModel(GPT2Config(n_embd=512, n_layer=3, n_head=8, vocab_size=4000)),
+    "bert": BertForSequenceClassification(BertConfig(**sizes)),
+}
+for name, model in models.items():
+    model.save_pretrained(f"converted/{name}")
+    model.to(torch.bfloat16).save_pretrained(f"mapped/{name}")
+    model.config.save_pretrained(f"none/{name}")
+"""
+LOAD = """
+import gc, sys, torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import BitsAndBytesConfig
+
+four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)
+ways = [
+    {"device_map": "cuda"}, {}, {"device_map": "cuda", "quantization_config": four},
+    {"device_map": "cuda", "quantization_config": BitsAndBytesConfig(load_in_8bit=True)},
+]
+for name in ("llama", "tied", "gpt2", "bert"):
+    kind = AutoModelForSequenceClassification if name == "bert" else AutoModelForCausalLM
+    for way in ways:
+        model = kind.from_pretrained(f"{sys.argv[1]}/{name}", dtype=torch.bfloat16, **way)
+        model = model if way else model.cuda()
+        held, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        print(name, list(way), held, most, torch.cuda.memory_reserved(), model.dtype)
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+"""
+
+
+@pytest.fixture
+def run(tmp_path, capfd, monkeypatch):
+    """Run a script's text; return the verdict, what it printed, and what was said beside it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+
+    def run(text, *arguments):
+        (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        command = [sys.executable, "train.py", *arguments]
+        verdict = run_program(command, gpu="a100-80gb", cwd=tmp_path)
+        printed = capfd.readouterr()
+        said = [line for line in printed.err.splitlines() if line.startswith("labkit: ")]
+        return verdict, printed.out, said or printed.err.splitlines()[-1:]
+
+    return run
+
+
+def test_zeros_ask_the_allocator_for_what_the_files_do(run, on_phantom, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    on_phantom("a100-80gb", "-c", SAVE)
+    (tmp_path / "load.py").write_text(LOAD)
+    unchanged = on_phantom("a100-80gb", "load.py", "mapped")
+    assert len(unchanged.splitlines()) == 16
+    for folder, why in (("none", "not on this machine"), ("converted", "not read")):
+        verdict, printed, said = run(LOAD, folder)
+        assert printed == unchanged
+        names = [f"{folder}/{name}" for name in ("llama", "tied", "gpt2", "bert")]
+        assert verdict.answers[0].weights_not_read == names
+        assert said == [f"labkit: the weights of {n} are {why}: they are zeros" for n in names]
+
+
+HUB = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+name = "meta-llama/Llama-3.2-1B-Instruct"
+model = AutoModelForCausalLM.from_pretrained(name, device_map="cuda")
+tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+rows = tokenizer(["A long line of text.", "Short."], padding=True, return_tensors="pt").to("cuda")
+print(len(tokenizer), tokenizer.eos_token_id, tokenizer.decode(rows["input_ids"][0]))
+print(rows["attention_mask"].sum(1).tolist(), rows["input_ids"][1, 0].item())
+print(model.generate(**rows, max_new_tokens=3).shape[1] - rows["input_ids"].shape[1])
+"""
+
+
+def test_a_hubs_name_is_enough(run):
+    verdict, printed, said = run(HUB)
+    assert verdict.fits
+    assert verdict.answers[0].gpus[0].made_of["weights"] == 2 * 1_235_814_400
+    assert len(said) == 2
+    assert "its architecture is that of labkit's table, its weights are zeros" in said[0]
+    assert "the tokenizer of meta-llama/Llama-3.2-1B-Instruct is not on this machine" in said[1]
+    lines = printed.splitlines()
+    assert lines[0] == "128256 128001 A long line of text."
+    assert lines[-1] == "3"
+    text = str(verdict)
+    assert "of meta-llama/Llama-3.2-1B-Instruct were not read: they are zeros" in text
+    assert "not of meta-llama/Llama-3.2-1B-Instruct's own tokenizer" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "import transformers; transformers.AutoModel.from_pretrained('some/model')",
+            "some/model is not on this machine, and labkit's table has no such model: name",
+        ),
+        (
+            "import datasets; datasets.load_dataset('some/rows')",
+            "the data set some/rows is not on this machine and the hub cannot be reached: load",
+        ),
+    ],
+)
+def test_what_cannot_be_had_ends_in_a_sentence(run, text, sentence):
+    verdict, _, said = run(text)
+    assert verdict.fits is None
+    assert sentence in said[0]
+
+
+def test_scripts_without_these_libraries_do_not_import_them(run):
+    _, printed, _ = run("import sys, torch; print({'transformers', 'datasets'} & {*sys.modules})")
+    assert printed == "set()\n"

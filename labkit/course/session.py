@@ -134,15 +134,25 @@ def recorded(lesson: str | int | None = None) -> None:
             "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it.",
             title="Recorded on real GPUs",
         )
-    for result in found:
-        versions = results.versions_text(result.machine)
-        text = f"Recorded on {result.where}, {result.date[:10]}, {versions}."
-        title = "Recorded on real GPUs"
-        if result.phantom:
-            text += " The bytes are those of PyTorch's own allocator; the GPU is not there."
-            title = "Recorded on a phantom GPU"
-        cards.message_card(text, title=title)
-        tables.table(list(result.runs))
+    for phantom in (False, True):
+        chosen = [result for result in found if result.phantom is phantom]
+        if chosen:
+            _show_recorded(chosen, phantom)
+
+
+def _show_recorded(found: Iterable[Result], phantom: bool) -> None:
+    """Show what several GPUs recorded: what they are, then their runs in one table."""
+    title, ending = "Recorded on real GPUs", ""
+    if phantom:
+        title = "Recorded on phantom GPUs"
+        ending = "The bytes are those of PyTorch's own allocator; the GPUs are not there."
+    lines = [
+        f"{result.machine['name']}, {result.date[:10]}, {results.versions_text(result.machine)}."
+        for result in found
+    ]
+    cards.message_card("\n".join([*lines, ending]).strip(), title=title)
+    runs = [run for result in found for run in result.runs]
+    tables.table(runs, labels=[run.name for run in runs])
 
 
 def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:

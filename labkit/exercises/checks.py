@@ -281,9 +281,9 @@ def expect_limit(
     if number % step:
         return f"{number} is no multiple of {abs(step)}."
     run = run_of(number)
-    tensors, room = format_bytes(run.peak_bytes), format_bytes(run.capacity_bytes)
-    blocks = format_bytes(max(run.peak_bytes, run.reserved_bytes or 0))
-    text = f"{number} {what} take {tensors} of tensors, {blocks} of blocks; there are {room}"
+    allocated, room = format_bytes(run.peak_bytes), format_bytes(run.capacity_bytes)
+    reserved = format_bytes(max(run.peak_bytes, run.reserved_bytes or 0))
+    text = f"{number} {what} take {allocated} allocated, {reserved} reserved; there are {room}"
     if not run.fits:
         return f"{text}. That does not fit. {too_much}".strip()
     if run_of(number + step).fits:

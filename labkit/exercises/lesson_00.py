@@ -1,4 +1,6 @@
-"""Exercises of lesson 00: what a simulation knows, one share of the peak, and the largest batch."""
+"""Exercises of lesson 00: one copy of the logits, one share of the peak, and the largest batch."""
+
+import torch
 
 import labkit as lab
 from labkit.exercises.checks import (
@@ -11,37 +13,47 @@ from labkit.exercises.checks import (
 )
 from labkit.exercises.engine import check_of
 from labkit.runs import Run
-from labkit.values import one_of
+from labkit.values import MIB
 
 SEQ_LEN = 256  # as in the lesson
-FIELDS = ("peak_bytes", "by_category", "flops", "seconds_per_step")
+COPIES = 3  # of the logits, live at the peak
 
 
-def what_is_missing():
-    # Nothing is computed on tensors without numbers, so nothing takes time.
-    return "seconds_per_step"
+def logits_mib():
+    tokens = 32 * 256
+    return tokens * 49_152 * 4 / 1024**2  # four bytes for each number in FP32
 
 
 @check_of(
     "00-1",
-    what_is_missing,
-    "Simulated tensors have a shape and a type, but no numbers. What can be found out "
-    "from shapes alone?",
-    "Look at `imagined.peak_bytes`, `imagined.by_category`, `imagined.flops` and "
-    "`imagined.seconds_per_step` in a cell of your own.",
+    logits_mib,
+    "There is one number for each token of the batch and each entry of the vocabulary. How many "
+    "tokens does the batch hold?",
+    "tokens × vocabulary × bytes per number, over 1024² for MiB. FP32 takes 4 bytes.",
 )
-def check_missing(answer):
-    chosen = one_of(answer, FIELDS, "choice")
-    if chosen != what_is_missing():
-        return f"You chose {chosen!r}. A simulated run knows it: print `imagined.{chosen}`."
-    return Correct(
-        "`seconds_per_step` is None in a simulated run: tensors without numbers are not computed "
-        "with, so there is nothing to time."
-    )
+def check_logits(answer):
+    right = logits_mib()
+    slips = {
+        right / 32: "That is one row of text; the batch holds 32.",
+        right / 4: "That is the batch of 8 that the lesson ran; here it holds 32 rows.",
+        right / 2: "Two bytes per number would be BF16. FP32 takes four.",
+        COPIES * right: "That is all three copies; one is asked for.",
+    }
+    problem = expect_number(answer, right, rel_tolerance=0.005, unit="MiB", slips=slips)
+    together = lab.format_bytes(round(COPIES * right * MIB))
+    return problem or Correct(f"{right:,.0f} MiB. {COPIES} such are live at the peak: {together}.")
 
 
 def optimizer_percent(run):
     return 100 * run.bytes_of("optimizer") / run.peak_bytes
+
+
+def amsgrad(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3, amsgrad=True)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
 @check_of(
@@ -51,17 +63,30 @@ def optimizer_percent(run):
     'The part is `run.bytes_of("optimizer")`. Do not forget to `return` the result.',
 )
 def check_share(answer):
-    run = simulated(train, gpu="t4", name="SmolLM2-tiny", batch_size=4, seq_len=SEQ_LEN)
+    # Three numbers of state per weight and one: what is true of AdamW's two only is wrong for both.
+    for make, precision in ((amsgrad, "bf16"), (momentum, "fp32")):
+        setting = {"name": "SmolLM2-tiny", "batch_size": 4, "seq_len": SEQ_LEN}
+        run = simulated(train, gpu="t4", make=make, precision=precision, **setting)
+        problem = _check_share(call(answer, run), run)
+        if problem:
+            return f"Tried on a run with {make.__name__}, {precision}: {problem}"
+    return None
+
+
+def _check_share(percent, run: Run) -> str | None:
     state_bytes, weight_bytes = run.bytes_of("optimizer"), run.bytes_of("weights")
     asked = "Asked for is the state's share of the peak, in percent."
     slips = {
-        100 * state_bytes / weight_bytes: f"That is the state over the weights. {asked}",
+        100 * state_bytes / run.reserved_bytes: f"That is a share of reserved memory. {asked}",
         100 * state_bytes / run.capacity_bytes: f"That is the state over the capacity. {asked}",
         100 * weight_bytes / run.peak_bytes: f"That is the share of the weights. {asked}",
+        200 * weight_bytes / run.peak_bytes: "AdamW stores twice the weights; this run does not.",
+        100 * state_bytes / weight_bytes: f"That is the state over the weights. {asked}",
         state_bytes: f"Those are the bytes of the state. {asked}",
     }
     right = optimizer_percent(run)
-    return expect_number(call(answer, run), right, rel_tolerance=0.005, unit="%", slips=slips)
+    rounded = 0.51 / right  # whole percents are right, too
+    return expect_number(percent, right, rel_tolerance=rounded, unit="%", slips=slips)
 
 
 def t4_run(rows: int) -> Run:
@@ -71,21 +96,18 @@ def t4_run(rows: int) -> Run:
 
 def largest_batch():
     few, many = 8, 16  # both peak in backward, so both lie on the line
-    per_row = (t4_run(many).peak_bytes - t4_run(few).peak_bytes) / (many - few)
-    paid_once = t4_run(few).peak_bytes - few * per_row
-    rows = int((lab.gpu("t4").budget_bytes - paid_once) // per_row)
-    while not t4_run(rows).fits:
-        rows -= 1  # the tensors would fit, the allocator's blocks do not
-    return rows
+    reserved_by_few, reserved_by_many = t4_run(few).reserved_bytes, t4_run(many).reserved_bytes
+    per_row = (reserved_by_many - reserved_by_few) / (many - few)
+    paid_once = reserved_by_few - few * per_row
+    return int((lab.gpu("t4").budget_bytes - paid_once) // per_row)
 
 
 @check_of(
     "00-3",
     largest_batch,
-    "peak = paid once + rows × per row. Call `t4_run` for batches of 8 and 16; the difference of "
-    "their `peak_bytes` over 8 is what one row costs.",
-    'rows = (lab.gpu("t4").budget_bytes - paid once) / per row, rounded down; then one '
-    "less at a time until `t4_run(rows).fits`.",
+    "reserved = paid once + rows × per row. Call `t4_run` for batches of 8 and 16; the difference "
+    "of their `reserved_bytes` over 8 is what one row costs.",
+    'rows = (lab.gpu("t4").budget_bytes - paid once) / per row, rounded down.',
 )
 def check_batch(answer):
     return expect_limit(
@@ -93,8 +115,8 @@ def check_batch(answer):
         "rows",
         t4_run,
         most=1 << 20,
-        too_much="Weights and optimizer state take their part before the first row does, and the "
-        "driver takes some of the 16 GB on the box.",
-        too_little="Weights and optimizer state do not grow with the batch: did you scale the "
-        "whole peak?",
+        too_much="Reserved memory decides: did your line go through `peak_bytes`? And a T4 leaves "
+        "less to a program than the 16 GB on the box.",
+        too_little="Weights and optimizer state do not grow with the batch: did you scale all of "
+        "reserved memory?",
     )

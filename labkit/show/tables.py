@@ -127,13 +127,13 @@ def flops_text(flops: int) -> str:
     return f"{flops} FLOP"
 
 
-def table(runs: Run | Iterable[Run]) -> None:
-    """Show runs side by side, one row each.
+def table(runs: Run | Iterable[Run], *, labels: Sequence[str] | None = None) -> None:
+    """Show runs side by side, one row each, with ``labels`` as in ``bars``.
 
     Raises:
-        InputError: no runs.
+        InputError: no runs, or not one label per run.
     """
-    display(build_table(runs))
+    display(build_table(runs, labels=labels))
 
 
 def build_table(
@@ -168,7 +168,8 @@ def build_table(
     ):
         if any(value is not None for value in values):
             columns.append((heading, _cells(values, write)))
-    if len(sources(runs)) > 1:
+    places = sources(runs)
+    if len(places) > 1:
         text_columns.add(len(columns))
         columns.append(("source", [run.label for run in runs]))
     caption = "Peak memory and what it is made of"
@@ -176,8 +177,9 @@ def build_table(
         caption += " (where a run ran out of memory: at the failure)"
     headings, cells = zip(*columns, strict=True)
     rows = list(zip(*cells, strict=True))
-    caption = f"{caption}; {' and '.join(sources(runs))}."
-    return grid(headings, rows, caption=caption, text_columns=text_columns)
+    if len(places) <= 2:  # of more, the last column says enough
+        caption += f"; {' and '.join(places)}"
+    return grid(headings, rows, caption=f"{caption}.", text_columns=text_columns)
 
 
 def _peak(run: Run) -> str:

@@ -1,12 +1,15 @@
 """Timelines: the live bytes of a run after each allocation and each free, by category.
 
 The horizontal axis counts events, not seconds: an operator that allocates much takes much room,
-one that allocates nothing takes none.
+one that allocates nothing takes none. Heights are the tensors' bytes; where an allocator's blocks
+are larger, the mark at the peak names both.
 
 Limits: a long trace is thinned for drawing: of each stretch narrower than a pixel its highest,
 lowest and last point are kept. The marked peak and the table come from the whole trace. Phases too
 short to see are not shaded; the table has them.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -76,8 +79,15 @@ def draw_timeline(
     if not line.bytes_by_category:
         raise InputError(f"the run {run.name!r} allocated nothing on {run.trace.device}")
     title = title or f"Live memory, event by event: {run.name}"
-    limit = ("capacity", run.capacity_bytes)
-    return draw_line(line, title=title, source=run.label, limit=limit, oom=run.oom, steps=steps)
+    return draw_line(
+        line,
+        title=title,
+        source=run.label,
+        limit=("capacity", run.capacity_bytes),
+        oom=run.oom,
+        steps=steps,
+        allocated_bytes=() if run.reserved_bytes is None or run.oom else run.step_peaks_bytes,
+    )
 
 
 timeline = showing(draw_timeline)
@@ -91,11 +101,13 @@ def draw_line(
     limit: tuple[str, int | None] = ("", None),
     oom: OutOfMemory | None = None,
     steps: int | tuple[int, int] | None = None,
+    allocated_bytes: Sequence[int] = (),
 ) -> Picture:
     """Draw a timeline that is not of a `Run`, as `draw_timeline` does.
 
     ``source`` says where it comes from, ``limit`` is a name and the bytes for a line across, and
-    ``oom`` the failed request with which it ends.
+    ``oom`` the failed request with which it ends. ``allocated_bytes`` are the most that the
+    allocator's blocks held in each step.
     """
     whole = pd.DataFrame(line.bytes_by_category, index=line.indices)
     phases = pd.Series(line.phases, index=line.indices)
@@ -106,6 +118,7 @@ def draw_line(
         last_step = positive_int(last_step, "steps", most=len(ranges))
         first_step = positive_int(first_step, "steps", most=last_step)
         window = whole.loc[ranges[first_step - 1][0] : ranges[last_step - 1][1] - 1]
+        allocated_bytes = allocated_bytes[first_step - 1 : last_step]
         if window.empty:
             raise InputError("nothing was allocated or freed in these steps: leave steps out")
     window = window.loc[:, window.any()]
@@ -119,14 +132,16 @@ def draw_line(
         _name_phases(axes, phases.loc[window.index])
         _name_steps(axes, line)
         ends = window.index[-1] == whole.index[-1]
-        _mark_peak(axes, totals, _where(line, totals.idxmax()), oom if ends else None)
+        where = _where(line, totals.idxmax())
+        size = _peak_size(int(totals.max()), allocated_bytes)
+        _mark_peak(axes, totals, size, where, oom if ends else None)
     at = totals.idxmax()
-    parts = [f"Peak {format_bytes(int(totals[at]))} in {_where(line, at)}"]
+    parts = [f"Peak {size} in {where}"]
     parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
     if oom:
         parts.append(str(oom))
     headings, rows = _phase_table(line, whole.sum(axis=1), phases)
-    caption = f"Most bytes live in each phase; {source}."
+    caption = f"Highest memory of the tensors in each phase; {source}."
     if len(rows) > TABLE_STEPS:
         caption += f" {TABLE_STEPS} of {len(rows)} rows."
         first = min(max(first_step - 1, 0), len(rows) - TABLE_STEPS)
@@ -198,10 +213,20 @@ def _name_steps(axes: Axes, line: Timeline) -> None:
             note(axes, f"step {number}", (low, 1.07), (0, 4), xycoords=ABOVE, weight="bold")
 
 
-def _mark_peak(axes: Axes, totals: pd.Series, where: str, oom: OutOfMemory | None) -> None:
+def _peak_size(tensors_bytes: int, allocated_bytes: Sequence[int]) -> str:
+    """Return ``"5.91 GiB of tensors (5.95 GiB allocated)"``, or one figure where they agree."""
+    tensors = format_bytes(tensors_bytes)
+    allocated = format_bytes(max(allocated_bytes, default=tensors_bytes))
+    return tensors if allocated == tensors else f"{tensors} of tensors ({allocated} allocated)"
+
+
+def _mark_peak(
+    axes: Axes, totals: pd.Series, size: str, where: str, oom: OutOfMemory | None
+) -> None:
     """Draw an arrow to the peak; where the run ran out of memory, one to its end instead."""
     at = totals.idxmax()
-    words, colour = f"peak {format_bytes(int(totals[at]))}, {where}", INK
+    words = f"peak {size}" + ("\n" if "allocated" in size else ", ") + where
+    colour = INK
     if oom:
         asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"
         words, colour = f"{words}\nout of memory here: asked for {asked}", ALARM

@@ -231,7 +231,7 @@ def test_runs_are_compared():
         (40, None),
         (
             50,
-            "50 B of tensors, 50 B of blocks; there are 45 B. That does not fit. Less",
+            "50 B allocated, 50 B reserved; there are 45 B. That does not fit. Less",
         ),
         (20, "But 30 rows fit, too. More"),
         (25, "25 is no multiple of 10"),

@@ -224,6 +224,17 @@ def test_steps_cuts_the_timeline_and_the_table_holds_the_peak_of_each():
         assert row[-1] == format_bytes(run.trace.peak(start=start, stop=stop).total_bytes)
 
 
+def test_timeline_names_the_tensors_and_the_blocks_that_hold_them():
+    of_tensors = traced_run().trace.step_peaks_bytes()
+    allocated = tuple(size + 8 * MIB for size in of_tensors)
+    run = traced_run(reserved_bytes=GIB, step_peaks_bytes=allocated)
+    for step, figure in ((1, draw_timeline(run, steps=1)), (2, draw_timeline(run))):
+        tensors, blocks = of_tensors[step - 1], allocated[step - 1]
+        marked = f"peak {format_bytes(tensors)} of tensors ({format_bytes(blocks)} allocated)"
+        assert f"{marked}\nstep {step}, " in words(figure)
+        assert_fits(figure)
+
+
 def test_long_traces_are_thinned_without_losing_a_peak():
     log = TraceBuilder()
     log.hold(MIB, Category.WEIGHTS, Phase.SETUP)

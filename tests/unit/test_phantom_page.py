@@ -9,7 +9,7 @@ from bs4 import BeautifulSoup
 from fake_runs import TraceBuilder, phantom_verdict
 
 from labkit.phantom.answer import Answer
-from labkit.phantom.history import History
+from labkit.phantom.history import History, Tag
 from labkit.phantom.page import page
 from labkit.support.html_access import problems
 from labkit.support.html_safe import POLICY
@@ -69,7 +69,7 @@ def test_a_record_survives_its_file():
 
 
 def entry(action, address, nbytes, step, phase="forward"):
-    told = f"{step}|{phase}|||"
+    told = Tag(step, Phase(phase)).written()
     return {"action": action, "addr": address, "size": nbytes, "stream": 0, "user_metadata": told}
 
 

@@ -60,7 +60,7 @@ def test_first_setting_runs_at_once_and_shows_a_static_figure(runner, capsys):
     assert len(explorer.runs) == 1
     printed = capsys.readouterr().out
     assert "Peak memory and what it is made of; tracked on CPU." in printed
-    assert "Most bytes live in each phase" in printed
+    assert "Highest memory of the tensors in each phase" in printed
     assert explorer.picture.value == ""  # it would stand there twice
 
 

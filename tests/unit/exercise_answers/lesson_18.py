@@ -12,7 +12,7 @@ def all_layers_at_once(net, **options):
 
 
 MISTAKES = [
-    ("18-1", FEWEST - 8, "23.5 GiB of blocks; there are 23.0 GiB"),  # the tensors would fit
+    ("18-1", FEWEST - 8, "23.5 GiB reserved; there are 23.0 GiB"),  # the tensors would fit
     ("18-1", FEWEST + 8, "But 96 GPUs fit, too"),
     ("18-1", FEWEST - 1, "no multiple of 8"),
     ("18-2", all_layers_at_once, "a unit that holds all layers"),

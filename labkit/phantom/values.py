@@ -35,6 +35,8 @@ MOST_ZEROS = 1 << 20
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 aten = torch.ops.aten
+#: Programs redirect `torch.empty`: ``with torch.device("cuda")``, DeepSpeed's `zero.Init`.
+_new = aten.empty.memory_format
 #: Shapes of their results depend on values, so the result is made from the twin's.
 SHAPED_BY_VALUES = {
     aten.nonzero.default,
@@ -191,12 +193,16 @@ class KnownValues(TorchDispatchMode):
 
     # --- what becomes known ----------------------------------------------------------------------
 
-    def remember(self, tensor: torch.Tensor, value: torch.Tensor, assumed: bool = False) -> None:
-        """Take ``value`` as what ``tensor``, and every view of its storage, holds; ``assumed`` if
-        it comes from unknown values."""
+    def remember(
+        self, tensor: torch.Tensor, value: torch.Tensor | None = None, assumed: bool = False
+    ) -> None:
+        """Take ``value``, or zeros, as what ``tensor``, and every view of its storage, holds;
+        ``assumed`` if it comes from unknown values."""
         storage = tensor.untyped_storage()
-        twin = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-        _view(twin, tensor).copy_(value)
+        empty = _new([storage.nbytes()], dtype=torch.uint8, device="cpu")
+        twin = empty.zero_().untyped_storage()
+        if value is not None:
+            _view(twin, tensor).copy_(value)
         if len(self._twins) >= self._purge_at:
             self._twins = {k: pair for k, pair in self._twins.items() if not pair[0].expired()}
             self._purge_at = max(1024, 2 * len(self._twins))
@@ -206,7 +212,7 @@ class KnownValues(TorchDispatchMode):
     def _made(self, value: Any, device: torch.device, assumed: bool = False) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        made = torch.empty(value.shape, dtype=value.dtype, device=device)
+        made = _new(value.shape, dtype=value.dtype, device=device)
         self.remember(made, value, assumed)
         return made
 
@@ -214,11 +220,11 @@ class KnownValues(TorchDispatchMode):
         """Take a tensor that is about to be overwritten as zeros, if it is all of its storage."""
         whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
         if whole and tensor.is_cuda and _followed(tensor) and self.twin(tensor) is None:
-            self.remember(tensor, torch.zeros((), dtype=tensor.dtype))
+            self.remember(tensor)
 
     def _empty(self, out: torch.Tensor) -> torch.Tensor:
         if out.is_cuda and _followed(out):
-            self.remember(out, torch.zeros((), dtype=out.dtype))
+            self.remember(out)
         return out
 
     def _factory(self, func, args, kwargs, out):
@@ -252,7 +258,7 @@ class KnownValues(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 twin = self.twin(value)
                 if twin is None and zeros:
-                    return torch.zeros((), dtype=value.dtype).expand(value.shape)
+                    return _new([], dtype=value.dtype, device="cpu").zero_().expand(value.shape)
                 return twin
             if isinstance(value, torch.device):
                 return torch.device("cpu")
@@ -282,7 +288,7 @@ class KnownValues(TorchDispatchMode):
         for made, value in zip(flat, values, strict=True):
             if isinstance(made, torch.Tensor) and _counts(made, random):
                 if value is None or value.shape != made.shape:
-                    value = torch.tensor(everywhere, dtype=made.dtype)
+                    value = _new([], dtype=made.dtype, device="cpu").fill_(everywhere)
                 self.remember(made, value.nan_to_num(0, 0, 0), assumed=True)
 
     def _checked(self, found: torch.Tensor) -> None:
@@ -411,7 +417,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _view(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty(0, dtype=like.dtype)
+    empty = _new([0], dtype=like.dtype, device="cpu")
     return empty.set_(storage, like.storage_offset(), like.shape, like.stride())
 
 

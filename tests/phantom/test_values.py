@@ -1,6 +1,7 @@
 """Small values are followed on the CPU, so that control flow goes the way a GPU would take."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -173,6 +174,15 @@ def test_what_is_decided_by_unknown_values_goes_on_and_is_reported(decide, monke
     monkeypatch.setattr(values, "on_unknown", read.append)
     assert decide()
     assert read
+
+
+def test_values_are_known_where_new_tensors_go_elsewhere(monkeypatch):
+    with torch.device("cuda"):
+        x = torch.arange(4)
+        assert (x[x > 1] * 2).tolist() == [4, 6]
+    half = functools.partial(torch.empty, dtype=torch.float16, device="cuda")
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **_: half(*sizes))  # as `zero.Init` does
+    assert (torch.full((), 0.25, device="cuda") * 2).item() == 0.5
 
 
 def test_a_storage_that_was_freed_is_not_remembered_for_another():

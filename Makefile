@@ -88,9 +88,10 @@ test-phantom: $(PHANTOM)/.built $(MORE) ## Hold labkit to PyTorch's own CUDA cod
 test-phantom-all: PHANTOM_TESTS = tests/phantom
 test-phantom-all: test-phantom ## The same with all lessons
 
-lint: $(STAMP) ## Lint and check the format of code and notebooks
+lint: $(STAMP) ## Lint, check the format of code and notebooks, and the spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell *.md .ci benchmarks binder docs labkit notebooks site workshop
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/labkit record --check
 

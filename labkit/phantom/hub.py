@@ -103,7 +103,7 @@ def after_tokenizers(module: Any) -> None:
         say(
             f"the tokenizer of {name}",
             f"the tokenizer of {name} is not on this machine: another one stands in for it, which "
-            "makes up to a fifth more tokens of English or code",
+            "makes up to a quarter more tokens of English or code",
         )
         STOOD_IN.append(name)
         return tokenizer

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from labkit.models.text import corpus
 
-CHARACTERS, LEARNED, RESERVED = 2_000_000, 16_000, 16
+LEARNED, RESERVED = 16_000, 16
 CHAT = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token }}{% endfor %}"
 
 
@@ -55,5 +55,5 @@ def _learned(size: int) -> Tokenizer:
         special_tokens=[_name(n) for n in range(RESERVED)],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus()[:CHARACTERS].splitlines(keepends=True), trainer)
+    tokenizer.train_from_iterator(corpus().splitlines(keepends=True), trainer)
     return tokenizer

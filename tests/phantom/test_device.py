@@ -125,6 +125,13 @@ def test_a_device_that_is_not_there_and_two_that_are(on_phantom):
     on_phantom("t4x2", "-c", code)
 
 
+def test_a_product_that_pytorch_writes_in_triton():
+    column, row = torch.ones(2, 32, 1, device="cuda"), torch.ones(2, 1, 6, device="cuda")
+    before = torch.cuda.memory_allocated()
+    assert (column @ row).shape == (2, 32, 6)
+    assert torch.cuda.memory_allocated() == before
+
+
 def test_snapshots_and_statistics_are_pytorchs_own(tmp_path):
     torch.cuda.memory._record_memory_history()
     x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")

@@ -72,6 +72,27 @@ def test_a_config_is_a_fresh_copy():
     assert catalogue.config("Llama-3.2-1B").rope_parameters["factor"] == 32.0
 
 
+@pytest.mark.parametrize(
+    ("hub_id", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "Llama-3.1-8B"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("meta-llama/Llama-2-70b-chat-hf", "Llama-2-70B"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "Mistral-7B"),
+        ("gpt2", "GPT-2"),
+        ("mistralai/Mistral-7B-v0.3", None),
+        ("unsloth/Llama-3.2-1B-bnb-4bit", None),
+        ("meta-llama/Llama-3.1-80B", None),
+    ],
+)
+def test_a_hubs_name_finds_its_model_and_no_other(hub_id, name):
+    found = catalogue.hub_config(hub_id)
+    assert found == (name and catalogue.hub_config(name))
+    if name is not None:
+        info = catalogue.model_info(name)
+        assert found == {**info.config, "model_type": info.model_type, "dtype": info.dtype}
+
+
 def test_one_models_dtype_does_not_stick_to_the_next():
     assert tiny(dtype=torch.bfloat16).dtype == torch.bfloat16
     assert tiny().dtype == torch.float32

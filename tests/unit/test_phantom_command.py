@@ -139,6 +139,13 @@ def test_one_process_that_fails_decides_for_all():
     assert "out of memory, 2 steps" in str(found)
 
 
+def test_what_was_not_there_is_said():
+    absent = replace(ANSWER, weights_not_read=["a/b", "c/d"], tokenizers_stood_in=["a/b"])
+    text = str(verdict(absent, returncode=0))
+    assert "Weights    of a/b, c/d were not read: they are zeros" in text
+    assert "Tokens     not of a/b's own tokenizer" in text
+
+
 def test_answers_survive_their_file():
 
     assert Answer.from_dict(json.loads(ANSWER.to_json())) == ANSWER

@@ -1,5 +1,6 @@
-"""Lesson 04's exercises: what half of the activations is worth, and how to get to half the peak."""
+"""Lesson 04's exercises: from which batch on AMP pays, and how to get to half the peak."""
 
+import math
 from unittest.mock import patch
 
 import torch
@@ -7,30 +8,35 @@ import torch
 import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.runs import Run
+from labkit.trace import Category, Work
 
 MOST_PEAK = 0.5
 MOST_EXTRA_FLOPS = 0.4  # a whole forward pass more is a third
 
 
-def saved_percent():
-    # Half of two thirds of 12 GiB goes, 1.5 GiB comes; of 24 GiB.
-    return 100 * (12 * 2 / 3 / 2 - 1.5) / 24
+def rows_needed():
+    copies_gib = 2 * 350e6 / 2**30
+    saved_gib = 0.6 / 2 / 2  # by each row: autocast reaches half of it, and halves that
+    return math.floor(copies_gib / saved_gib) + 1
 
 
 @check_of(
     "04-1",
-    saved_percent,
-    "What is two thirds of the activations, and what is half of that?",
-    "4 GiB go and 1.5 GiB come. Of how many in all?",
+    rows_needed,
+    "The 16-bit copies of the weights do not depend on the batch. How large are they?",
+    "The copies add 2 bytes per parameter, 0.65 GiB. What does a row save? Half of half of it.",
 )
-def check_saved(answer):
-    near = {
-        100 * 4 / 24: "Autocast's copies of the weights are missing: they come on top.",
-        25.0: "That halves all activations. Autocast reaches two thirds of them.",
-        100 * 2.5 / 12: "That is the share of the activations. What share of the whole peak is it?",
-        50.0: "That is the article's figure. Add up what is left.",
+def check_rows(answer):
+    answer = checks.whole_number(answer, "The number of rows")
+    slips = {
+        4: "With 4 rows the activations save 0.60 GiB, and the copies add 0.65.",
+        3: "That halves all activations. Autocast reaches half of them.",
+        2: "That saves whole rows. They are halved, and only where autocast reaches.",
+        9: "That counts 4 bytes for each copied weight. The copies have 16 bits.",
+        1: "The copies come on top: 2 bytes for each parameter.",
     }
-    return checks.expect_number(answer, saved_percent(), slips=near)
+    return checks.expect_number(answer, rows_needed(), rel_tolerance=0, slips=slips)
 
 
 def halved(device, batch_size=16, steps=2):
@@ -81,8 +87,19 @@ def check_halved(answer):
             "Your step has no scaler, or none that is enabled: `scaler.scale(loss).backward()`, "
             "`scaler.step(optimizer)`, `scaler.update()`."
         )
+    if _gradients_add_up(run):
+        return "Your gradients add up from step to step: `optimizer.zero_grad()` is missing."
     if problem := checks.arithmetic_limit(run, reference, MOST_EXTRA_FLOPS):
         return problem
     if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
         return f"{problem} AMP alone does not get there: what attacks the activations themselves?"
     return None
+
+
+def _gradients_add_up(run: Run) -> bool:
+    """Return whether two steps have neither freed the gradients nor set them to zero."""
+    cleared_bytes = run.trace.work.get("zero_", Work()).moved_bytes
+    for event in run.trace.events:
+        if run.trace.storages[event.storage].category is Category.GRADIENTS:
+            cleared_bytes += max(0, -event.change_bytes)
+    return cleared_bytes < run.bytes_of(Category.WEIGHTS)

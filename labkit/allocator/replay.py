@@ -104,7 +104,8 @@ def replay(
 
 class Player:
     """Gives the events of a trace to an allocator, one by one: `play` each index in order, and look
-    at ``allocator`` in between."""
+    at ``allocator`` in between. With ``stops`` a request that fails raises `SimulatedOutOfMemory`,
+    else it is served without a budget, as are all later ones."""
 
     def __init__(
         self,
@@ -112,7 +113,10 @@ class Player:
         budget_bytes: int | None,
         expandable_segments: bool,
         device_bytes: int | None = None,
+        *,
+        stops: bool = False,
     ) -> None:
+        self.stops = stops
         self.allocator = CachingAllocator(
             budget_bytes=budget_bytes,
             expandable_segments=expandable_segments,
@@ -121,6 +125,11 @@ class Player:
         self.trace = trace
         self.failure: OutOfMemory | None = None
         self._held: dict[int, tuple[int, int]] = {}  # storage: its handle and bytes
+
+    @property
+    def requested_bytes(self) -> int:
+        """What the storages hold, without what rounding adds."""
+        return sum(nbytes for _, nbytes in self._held.values())
 
     def play(self, index: int) -> int:
         """Serve event ``index`` and return the most bytes allocated while doing so."""
@@ -150,6 +159,8 @@ class Player:
         try:
             return allocator.allocate(nbytes, stream=stream)
         except SimulatedOutOfMemory:
+            if self.stops:
+                raise
             live = Counter({storages[number].category: held_bytes})
             for holder, (_, nbytes_held) in self._held.items():
                 live[storages[holder].category] += nbytes_held

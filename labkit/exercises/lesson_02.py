@@ -17,33 +17,49 @@ def returned(segments):
     )
 
 
+def crowd(stays):
+    """Return the segments of 40 tensors of 4 MiB, five in each, when only those in ``stays`` are
+    left."""
+    memory = CachingAllocator()
+    tensors = [memory.allocate(4 * MIB, f"tensor {i}") for i in range(40)]
+    for i in set(range(40)) - set(stays):
+        memory.free(tensors[i])
+    return memory.segments()
+
+
 def _blocks(segments):
     return [block for segment in segments for block in segment["blocks"]]
 
 
 def _samples():
-    """Segments with cached and stranded blocks; with stranded ones only; with cached ones only."""
-    for kept in (range(0, 15, 5), range(0, 40, 5), ()):
-        allocator = CachingAllocator()
-        tensors = [allocator.allocate(4 * MIB, f"tensor {i}") for i in range(40)]
-        for i in set(range(40)) - set(kept):
-            allocator.free(tensors[i])
-        yield allocator.segments()
+    """Segments with cached and stranded blocks, also before the used ones; with stranded ones only;
+    with cached ones only; and one that is a single used block."""
+    memory = CachingAllocator()
+    memory.allocate(24 * MIB)
+    memory.free(memory.allocate(32 * MIB))
+    return [*map(crowd, [(0, 5, 10), (2, 3, 4, 19), range(0, 40, 5), ()]), memory.segments()]
 
 
 @check_of(
     "02-1",
     returned,
     "A segment goes back to the driver as a whole. Which segments can go?",
-    "Those whose blocks are all `inactive`: `all(block['state'] == 'inactive' for block "
-    "in segment['blocks'])`. Add up their `total_size`.",
+    "Those whose blocks are all `inactive`, the first and every other: `all(block['state'] == "
+    "'inactive' for block in segment['blocks'])`. Add up their `total_size`.",
 )
 def check_returned(answer):
     for segments in _samples():
         right = returned(segments)
         free = sum(b["size"] for b in _blocks(segments) if b["state"] == "inactive")
         reserved = sum(segment["total_size"] for segment in segments)
+        by_first = sum(
+            segment["total_size"]
+            for segment in segments
+            if segment["blocks"][0]["state"] == "inactive"
+        )
         slips = {
+            by_first: "That counts a segment as soon as its first block is free. One used block "
+            "anywhere in it holds it.",
             free: "That is every free block. Those beside a used block are stranded: a segment "
             "goes back as a whole or not at all.",
             reserved - right: "Those are the segments that must stay; the others go back.",
@@ -63,14 +79,15 @@ def messy(memory):
     scratch = []
     for i in range(8):
         memory.allocate(4 * MIB, f"result {i}")
-        scratch += [memory.allocate(4 * MIB, f"scratch {i}.{j}") for j in range(4)]
+        for j in range(4):
+            scratch.append(memory.allocate(4 * MIB, f"scratch {i}.{j}"))
     for block in scratch:
         memory.free(block)
     memory.allocate(24 * MIB, "output")
 
 
 def tidy(memory):
-    for i in range(8):  # what stays, side by side
+    for i in range(8):  # what stays, together
         memory.allocate(4 * MIB, f"result {i}")
     scratch = [memory.allocate(4 * MIB, f"scratch {i}.{j}") for i in range(8) for j in range(4)]
     for block in scratch:
@@ -97,8 +114,8 @@ class _Watched(CachingAllocator):
     "02-2",
     tidy,
     "After the scratch is freed, what is left in each segment? Draw the map.",
-    "One result in each of eight segments holds them all. Eight results side by side "
-    "would hold two. When do they have to be allocated to lie side by side?",
+    "One result in each of eight segments holds them all. Eight results together would hold two. "
+    "Allocate them one after the other, with no scratch tensor in between.",
 )
 def check_tidy(answer):
     asked, wanted = _Watched(), _Watched()
@@ -115,7 +132,7 @@ def check_tidy(answer):
         holes = [b["size"] for b in _blocks(tight.segments()) if b["state"] == "inactive"]
         free, largest = format_bytes(sum(holes)), format_bytes(max(holes, default=0))
         pieces = f"{free} are free in {len(holes)} pieces, the largest of {largest}"
-        return f"{error}. {pieces}. Which tensors keep the segments from going back?"
+        return f"{error} {pieces}. Which tensors keep the segments from going back?"
     return None
 
 

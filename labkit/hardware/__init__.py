@@ -1,1 +1,1 @@
-"""GPUs by name, this machine, CUDA's memory functions and snapshots."""
+"""GPUs by name, this machine, CUDA's memory functions."""

@@ -3,8 +3,7 @@
 On a machine without CUDA those functions return zeros, raise, or raise something else; here
 they answer None, do nothing, or say so in a sentence. On ROCm the same functions reach the AMD GPU.
 
-Limits: the current device only. Recording history and writing snapshots are private functions of
-PyTorch (``torch.cuda.memory._record_memory_history``, ``_dump_snapshot``) and may change.
+Limits: the current device only.
 """
 
 import ctypes
@@ -12,13 +11,9 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-
-MOST_EVENTS = 100_000  # older ones are dropped from a recorded history
-NO_CUDA = "No CUDA device on this machine, so PyTorch's CUDA allocator has nothing to report."
 
 
 class CudaMemory:
@@ -74,24 +69,6 @@ class CudaMemory:
     def cap(self, fraction: float) -> None:
         """Limit the allocator to this fraction (0 to 1) of the total; 1.0 lifts the limit."""
         self._ask(torch.cuda.set_per_process_memory_fraction, fraction)
-
-    def summary(self) -> str:
-        """Return ``torch.cuda.memory_summary()``, or a sentence that says why there is none."""
-        return self._ask(torch.cuda.memory_summary) or NO_CUDA
-
-    def record_history(self, on: bool) -> None:
-        """Start recording every allocation with its Python stack, or stop and drop the record."""
-        record = torch.cuda.memory._record_memory_history
-        self._ask(record, "all" if on else None, stacks="python", max_entries=MOST_EVENTS)
-
-    def snapshot_to(self, path: str | Path) -> Path | None:
-        """Write the allocator's snapshot as a pickle; None without CUDA. See `hardware.snapshots`.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        self._ask(torch.cuda.memory._dump_snapshot, str(path))
-        return Path(path) if self.available else None
 
 
 cuda_memory = CudaMemory()

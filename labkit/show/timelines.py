@@ -87,6 +87,7 @@ def draw_timeline(
         oom=run.oom,
         steps=steps,
         allocated_bytes=() if run.reserved_bytes is None or run.oom else run.step_peaks_bytes,
+        ended=run.mode != "simulated",  # which continues past the failure
     )
 
 
@@ -102,12 +103,13 @@ def draw_line(
     oom: OutOfMemory | None = None,
     steps: int | tuple[int, int] | None = None,
     allocated_bytes: Sequence[int] = (),
+    ended: bool = True,
 ) -> Picture:
     """Draw a timeline that is not of a `Run`, as `draw_timeline` does.
 
     ``source`` says where it comes from, ``limit`` is a name and the bytes for a line across, and
-    ``oom`` the failed request with which it ends. ``allocated_bytes`` are the most that the
-    allocator's blocks held in each step.
+    ``oom`` a failed request, with which the line ``ended`` or not. ``allocated_bytes`` are the most
+    that the allocator's blocks held in each step.
     """
     whole = pd.DataFrame(line.bytes_by_category, index=line.indices)
     phases = pd.Series(line.phases, index=line.indices)
@@ -134,7 +136,7 @@ def draw_line(
         ends = window.index[-1] == whole.index[-1]
         where = _where(line, totals.idxmax())
         size = _peak_size(int(totals.max()), allocated_bytes)
-        _mark_peak(axes, totals, size, where, oom if ends else None)
+        _mark_peak(axes, totals, size, where, oom if ends else None, ended)
     at = totals.idxmax()
     parts = [f"Peak {size} in {where}"]
     parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
@@ -221,16 +223,18 @@ def _peak_size(tensors_bytes: int, allocated_bytes: Sequence[int]) -> str:
 
 
 def _mark_peak(
-    axes: Axes, totals: pd.Series, size: str, where: str, oom: OutOfMemory | None
+    axes: Axes, totals: pd.Series, size: str, where: str, oom: OutOfMemory | None, ended: bool
 ) -> None:
-    """Draw an arrow to the peak; where the run ran out of memory, one to its end instead."""
+    """Draw an arrow to the peak; of a run that ended by an out-of-memory error, one to its end."""
     at = totals.idxmax()
     words = f"peak {size}" + ("\n" if "allocated" in size else ", ") + where
     colour = INK
     if oom:
         asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"
-        words, colour = f"{words}\nout of memory here: asked for {asked}", ALARM
-        at = totals.index[-1]
+        moment, colour = f"in step {oom.step}", ALARM
+        if ended:
+            moment, at = "here", totals.index[-1]
+        words = f"{words}\nout of memory {moment}: asked for {asked}"
     low, high = axes.get_xlim()
     share = (at - low) / (high - low)
     axes.annotate(

@@ -16,12 +16,11 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from nbformat.v4 import new_output
 
-from labkit.allocator.replay import replay
 from labkit.course import lesson_cards, lessons, report
 from labkit.course.check import WIDGET_STATE, check_notebook
 from labkit.exercises import engine
+from labkit.exercises.lesson_02 import crowd
 from labkit.show import (
-    allocator_view,
     bars,
     cards,
     gantt,
@@ -29,6 +28,7 @@ from labkit.show import (
     number_lines,
     picture,
     scatter,
+    segment_map,
     timelines,
 )
 from labkit.support.html_access import NO_ALT, problems, repair
@@ -270,7 +270,9 @@ FIGURES = {
     "levels": lambda: number_lines.number_lines(
         {name: np.arange(9.0) for name in SEVEN}, values=np.linspace(0, 9, 99)
     ),
-    "segments": lambda: allocator_view.allocator_view(replay(traced_run().trace)).picture,
+    "segments": lambda: segment_map.segment_map(
+        {"scattered": crowd(range(0, 40, 5)), "neighbours": crowd(range(8))}
+    ),
 }
 PHASES = timelines.PHASE_COLOURS.values()  # strips with words in them, and paler areas below
 TINTS = [

@@ -1,6 +1,7 @@
 """The caching allocator's model: PyTorch's own numbers, each rule by hand, two naive models of it
 that share nothing with it, random logs, and traces."""
 
+import dataclasses
 import itertools
 import random
 import re
@@ -13,6 +14,8 @@ from fake_runs import TraceBuilder
 from labkit.allocator import caching as module
 from labkit.allocator.caching import CachingAllocator
 from labkit.allocator.replay import replay
+from labkit.allocator.replayed_cuda import ReplayedCuda
+from labkit.hardware import catalogue
 from labkit.out_of_memory import SimulatedOutOfMemory
 from labkit.trace import Category, Event, Phase, Trace
 from labkit.values import MIB, InputError
@@ -609,6 +612,50 @@ def test_after_a_failure_the_replay_goes_on_without_a_budget():
     enough = replay(failing_log(), budget_bytes=92 * MIB)
     assert (enough.failure, enough.peak_reserved_bytes) == (None, 92 * MIB)
     assert replay(failing_log(), budget_bytes=92 * MIB - 1).failure.requested_bytes == 40 * MIB
+
+
+def test_the_questions_of_torch_cuda_are_answered_step_by_step():
+    """The names are PyTorch's, and so is what they mean; the context is the catalogue's."""
+    log = Log()
+    log.hold(12 * MIB)
+    log.begin_step()
+    log.free(log.hold(4 * MIB - 1), P.FORWARD)
+    log.begin_step()
+    log.hold(1)
+    cuda = ReplayedCuda(log.trace(), "t4")
+    steps = cuda.steps()
+    assert next(steps) == 1
+    assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (12 * MIB, 16 * MIB)
+    assert cuda.memory_reserved() == 32 * MIB
+    free_bytes, total_bytes = cuda.mem_get_info()
+    assert total_bytes - free_bytes == 32 * MIB + 512 * MIB
+    assert len(cuda.memory_snapshot()) == 2
+    cuda.empty_cache()
+    cuda.reset_peak_memory_stats()
+    assert (cuda.max_memory_allocated(), cuda.memory_reserved()) == (12 * MIB, 12 * MIB)
+    assert [*steps] == [2]
+    assert cuda.memory_stats() == {
+        "requested_bytes.all.current": 12 * MIB + 1,
+        "num_alloc_retries": 0,
+    }
+    for name in ("memory_allocated", "mem_get_info", "memory_snapshot", "memory_stats"):
+        assert callable(getattr(torch.cuda, name))
+
+
+def test_a_replayed_step_fails_as_a_step_does():
+    gpu = dataclasses.replace(catalogue.gpu("t4"), usable_bytes=(512 + 80) * MIB)
+    cuda = ReplayedCuda(failing_log(), gpu)
+    found = replay(failing_log(), budget_bytes=80 * MIB)
+    steps = cuda.steps()
+    assert next(steps) == 1
+    assert cuda.memory_reserved() == found.after_step_bytes()[0]
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 40"):
+        next(steps)
+    assert cuda.memory_allocated() == found.failure.live_bytes
+    assert cuda.memory_stats()["num_alloc_retries"] == found.flushes == 1
+    assert (
+        sum(segment["total_size"] for segment in cuda.memory_snapshot()) == cuda.memory_reserved()
+    )
 
 
 def test_peaks_of_the_steps_include_what_a_step_found():

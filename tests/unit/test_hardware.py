@@ -1,4 +1,4 @@
-"""The machine, the catalogue, the CUDA adapter, pretending, snapshots and cleaning up.
+"""The machine, the catalogue, the CUDA adapter, pretending and cleaning up.
 
 No GPU here: CUDA is a stand-in that remembers what was asked of it.
 """
@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import gc
 import json
-import os
-import pickle
 import platform
 import subprocess
 import sys
@@ -18,7 +16,7 @@ import weakref
 import pytest
 import torch
 
-from labkit.hardware import catalogue, cuda, snapshots, this_machine
+from labkit.hardware import catalogue, cuda, this_machine
 from labkit.values import GIB, MIB, InputError
 
 # --- a CUDA that is not there ------------------------------------------------------------------
@@ -47,15 +45,12 @@ class FakeCuda:
             "memory_reserved": lambda: 20,
             "max_memory_allocated": lambda: 30,
             "max_memory_reserved": lambda: 40,
-            "memory_summary": lambda: "a table",
         }
         for name in ("reset_peak_memory_stats", "synchronize", "empty_cache"):
             answers[name] = self.note(name)
         answers["set_per_process_memory_fraction"] = self.note("cap")
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, answer)
-        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.note("record"))
-        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.note("dump"))
         monkeypatch.setattr(torch.version, "hip", None)
         return self
 
@@ -206,35 +201,19 @@ QUESTIONS = ("allocated", "reserved", "peak_allocated", "peak_reserved")
 ACTIONS = ("reset_peaks", "synchronize", "empty_cache")
 
 
-def test_adapter_without_cuda_answers_none(no_cuda, tmp_path):
+def test_adapter_without_cuda_answers_none(no_cuda):
     allocator = cuda.CudaMemory()
     for name in (*QUESTIONS, *ACTIONS, "clear_workspaces"):
         assert getattr(allocator, name)() is None
     allocator.cap(0.5)
-    allocator.record_history(True)
-    assert allocator.summary() == cuda.NO_CUDA
-    assert allocator.snapshot_to(tmp_path / "snapshot.pickle") is None
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_adapter_passes_questions_and_orders_on(fake_cuda, tmp_path):
+def test_adapter_passes_questions_and_orders_on(fake_cuda):
     allocator = cuda.CudaMemory()
     assert [getattr(allocator, question)() for question in QUESTIONS] == [10, 20, 30, 40]
-    assert allocator.summary() == "a table"
     for action in ACTIONS:
         getattr(allocator, action)()
-    allocator.record_history(True)
-    path = allocator.snapshot_to(tmp_path / "s.pickle")
-    allocator.record_history(False)
-    assert path == tmp_path / "s.pickle"
-    assert fake_cuda.calls == [
-        ("reset_peak_memory_stats",),
-        ("synchronize",),
-        ("empty_cache",),
-        ("record", "all"),
-        ("dump", str(path)),
-        ("record", None),
-    ]
+    assert fake_cuda.calls == [("reset_peak_memory_stats",), ("synchronize",), ("empty_cache",)]
 
 
 # --- pretending --------------------------------------------------------------------------------
@@ -300,55 +279,6 @@ def test_a_gpu_of_the_same_model_can_be_pretended(monkeypatch):
     fake = FakeCuda(total_bytes=t4.usable_bytes - 200 * MIB).install(monkeypatch)
     with this_machine.pretend("t4"):
         assert 0.9 < fake.caps[-1] < 1.0
-
-
-# --- snapshots ---------------------------------------------------------------------------------
-
-SNAPSHOT = {
-    "segments": [{"address": 1 << 46, "total_size": 2 * MIB, "segment_pool_id": (0, 0)}],
-    "device_traces": [[{"action": "alloc", "size": 512, "frames": [], "time_us": 1.5}]],
-    "allocator_settings": {"expandable_segments": False, "last": None, "résumé": "ü"},
-}
-
-
-class Hostile:
-    def __reduce__(self):
-        return os.system, ("touch hostile-was-here",)
-
-
-REFUSED = {
-    "reduce": pickle.dumps(dict(SNAPSHOT, extra=Hostile())),
-    "noise": b"no pickle at all",
-    "truncated": pickle.dumps(SNAPSHOT)[:-20],
-    "a list": pickle.dumps([]),
-    "no list": pickle.dumps({"segments": {}, "device_traces": []}),
-}
-
-
-def test_a_snapshot_is_read(tmp_path):
-    path = tmp_path / "s.pickle"
-    path.write_bytes(pickle.dumps(SNAPSHOT))
-    assert snapshots.read_snapshot(path) == snapshots.read_snapshot(str(path)) == SNAPSHOT
-
-
-@pytest.mark.parametrize("content", REFUSED.values(), ids=REFUSED)
-def test_anything_else_is_refused_and_nothing_runs(tmp_path, monkeypatch, content):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "s.pickle"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"^refused 's.pickle': "):
-        snapshots.read_snapshot(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["s.pickle"]
-
-
-def test_a_missing_and_a_large_snapshot_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match=r"refused 'none': .*No such file"):
-        snapshots.read_snapshot(tmp_path / "none")
-    path = tmp_path / "s.pickle"
-    path.write_bytes(pickle.dumps(SNAPSHOT))
-    monkeypatch.setattr(snapshots, "MOST_BYTES", path.stat().st_size - 1)
-    with pytest.raises(InputError, match=r"refused 's.pickle': larger than"):
-        snapshots.read_snapshot(path)
 
 
 # --- cleaning up -------------------------------------------------------------------------------

@@ -141,6 +141,17 @@ class Run:
         """
         return self.by_category.get(one_of(category, list(Category), "category"), 0)
 
+    def highest_bytes(self, category: str) -> int:
+        """Return the most bytes that one category took, each moment counted, not only the peak.
+
+        Raises:
+            InputError: unknown category, or a run read back from a file, which has no trace.
+        """
+        if self.trace is None:
+            raise InputError(f"the run {self.name!r} has no trace: only its peak is known")
+        category = one_of(category, list(Category), "category")
+        return max(self.trace.timeline().bytes_by_category.get(category, (0,)))
+
     def named(self, name: str) -> "Run":
         """Return the same run under another name, for figures."""
         return replace(self, name=name)

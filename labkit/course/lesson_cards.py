@@ -21,7 +21,7 @@ VERDICTS: dict[str, Look] = {
 
 
 def claim_card(judgement: Judgement, recorded: Sequence[str] = ()) -> Card:
-    """Show the verdict on a claim, why, and what GPUs recorded for it (`recorded_line`)."""
+    """Show the verdict on a claim, why, and what GPUs recorded for it (`recorded_finding`)."""
     claim, verdict = judgement.claim, str(judgement.verdict)
     rows = [("Claimed", claim.claimed)]
     symbols = [f"{VERDICTS[each].symbol} " for each in judgement.by_condition.values()]
@@ -58,9 +58,9 @@ def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
     return build_card(look, status, machine.name, body=machine.note, rows=rows).show()
 
 
-def recorded_line(result: Result, entry: JudgementRecord, unit: str) -> str:
-    """Return a GPU's verdict with its value, versions and date."""
+def recorded_finding(result: Result, entry: JudgementRecord, unit: str) -> str:
+    """Return the verdict that a GPU recorded, with its value, versions and date."""
     versions = versions_text(result.machine, ("torch", "cuda", "driver"))
     found, verdict = format_found(entry.get("measured"), unit), entry["verdict"]
     notes = "; ".join(filter(None, [versions, result.date[:10]]))
-    return f"{result.where}: {VERDICTS[verdict].symbol} {verdict}, {found} ({notes})"
+    return f"{VERDICTS[verdict].symbol} {verdict}, {found} ({notes})"

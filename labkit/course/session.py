@@ -60,13 +60,14 @@ def claim(id: str, measured: Any, mode: str | None = None) -> Judgement:
 
 
 def recorded_lines(claim: Claim) -> list[str]:
-    """Return what each GPU that tested the claim recorded, as text."""
-    return [
-        lesson_cards.recorded_line(result, entry, claim.unit)
-        for result in results.recorded(claim.lesson)
-        for entry in result.judgements
-        if entry["id"] == claim.id and entry["verdict"] != Verdict.NOT_TESTABLE
-    ]
+    """Return what the GPUs that tested the claim recorded, as text: a line for each finding."""
+    places: dict[str, list[str]] = {}
+    for result in results.recorded(claim.lesson):
+        for entry in result.judgements:
+            if entry["id"] == claim.id and entry["verdict"] != Verdict.NOT_TESTABLE:
+                found = lesson_cards.recorded_finding(result, entry, claim.unit)
+                places.setdefault(found, []).append(result.where)
+    return [f"{', '.join(where)}: {found}" for found, where in places.items()]
 
 
 def expect(condition: Any, message: str) -> None:

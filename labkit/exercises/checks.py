@@ -293,7 +293,7 @@ def expect_limit(
 
 def highest_bytes(run: Run, category: str) -> int:
     """Return the most bytes that a category held at any moment of the run."""
-    return max(run.trace.timeline().bytes_by_category.get(category, (0,)))
+    return run.highest_bytes(category)
 
 
 def memory_target(run: Run, most_bytes: int) -> str | None:

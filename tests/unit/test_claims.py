@@ -232,11 +232,14 @@ def test_recorded_verdicts_are_those_of_this_claim(monkeypatch):
 
     found = [
         recorded("NVIDIA H200", ("ckpt-40", "overstated"), ("ckpt-20-30-slower", "supported")),
+        recorded("NVIDIA H100", ("ckpt-40", "overstated")),
+        recorded("NVIDIA L4", ("ckpt-40", "supported")),
         recorded("NVIDIA T4", ("ckpt-40", "not testable here")),
     ]
     monkeypatch.setattr(results, "recorded", lambda lesson: found if lesson == "06" else [])
     assert session.recorded_lines(claims.find("ckpt-40")) == [
-        "NVIDIA H200: ▼ overstated, 20 % (torch 2.11; 2026-01-02)"
+        "NVIDIA H200, NVIDIA H100: ▼ overstated, 20 % (torch 2.11; 2026-01-02)",
+        "NVIDIA L4: ✔ supported, 20 % (torch 2.11; 2026-01-02)",
     ]
 
 

@@ -102,6 +102,6 @@ def _is_adamw(make) -> str | None:
     if abs(weight.item() - (1 - 0.1 * 0.01)) < 1e-6:
         return None
     return (
-        f"A weight of 1 without a gradient is {weight.item():.4g} after a step with `lr=0.1`; AdamW "
-        "makes it 0.999. Does your optimizer take the given learning rate, and decay weights?"
+        f"A weight of 1 without a gradient is {weight.item():.4g} after a step with `lr=0.1`; "
+        "AdamW makes it 0.999. Does your optimizer take the given learning rate, and decay weights?"
     )

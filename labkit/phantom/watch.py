@@ -469,8 +469,13 @@ def _when(tag: Tag) -> When:
 
 
 def users_lines(stack: list[str]) -> list[str]:
-    """Return the lines of code of a stack that are the user's own; all where none is."""
-    return [line for line in stack if not line.startswith(LIBRARIES)] or stack
+    """Return the lines of code of a stack that are the user's own; where none is, the libraries'
+    outside PyTorch."""
+    for skipped in (LIBRARIES, TORCH):
+        found = [line for line in stack if not line.startswith(skipped)]
+        if found:
+            return found
+    return stack
 
 
 def _note(found: Addresses, parameter: torch.Tensor, name: str) -> None:

@@ -4,7 +4,7 @@
     .venv-phantom/bin/python benchmarks/scripts.py --only dpo   # what has the text in its name
 
 Seven lie in installed packages and run from there, with the arguments that their own documentation
-gives, if it gives any; the 8B is loaded in 4 bits, and texts that are generated end after 64 tokens.
+gives, if it gives any; the 8B is loaded in 4 bits, and generated texts end after 64 tokens.
 Three, in ``benchmarks/examples``, are written here after a library's documentation, which
 has its code on pages only. Each ends after three optimizer steps. `benchmarks.offline` makes what
 they would fetch: models at their real size, and data.

@@ -38,7 +38,7 @@ def _candidates(
     history: History, optimizers: list[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, Share]]:
     layers, stack = _layers(history)
-    if layers > 1:
+    if layers > 1 and not history.recomputes:
         yield (
             "recompute each layer in backward (gradient_checkpointing_enable)",
             lambda b: 1 / layers if _is(b, Category.ACTIVATIONS, stack) else 1,

@@ -135,6 +135,7 @@ class History:
         failures: the requests that failed.
         step_ends: indices of the kept events at which training steps ended.
         grown: what the steps so far leave behind, one step's of it; see `_growth`.
+        recomputes: whether the program checkpoints activations itself.
     """
 
     live: dict[int, Block] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class History:
     failures: list[Failure] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
     grown: list[Block] = field(default_factory=list)
+    recomputes: bool = False
     _keeps: bool = True
     _kept: list[Block] = field(default_factory=list)
     _events: list[tuple[int, int, Phase, int]] = field(default_factory=list)  # as in `Event`
@@ -175,6 +177,7 @@ class History:
                     self.classify(waiting.pop().addresses)
                 self.calls += 1
             if action == "alloc":
+                self.recomputes = self.recomputes or tag.recomputing
                 block = Block(entry["addr"], nbytes, tag, entry.get("frames", []))
                 self.live[block.address] = block
                 self.held_bytes += nbytes

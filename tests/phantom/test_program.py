@@ -493,6 +493,8 @@ def test_what_people_run_runs(run, name):
         assert made_of.get("activations", 0) > 0
         if name in PINNED:
             assert answer.pinned_bytes > PINNED[name]
+        advised = any("recompute" in change.what for change in answer.gpus[0].changes)
+        assert not (advised and name == "sft")  # which does so by default
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,9 @@ class KnownValues(TorchDispatchMode):
             if isinstance(made, torch.Tensor) and _counts(made, random):
                 if value is None or value.shape != made.shape:
                     value = _new([], dtype=made.dtype, device="cpu").fill_(everywhere)
-                self.remember(made, value.nan_to_num(0, 0, 0), assumed=True)
+                if value.is_floating_point() and value.element_size() > 1:  # 8-bit floats cannot
+                    value = value.nan_to_num(0, 0, 0)
+                self.remember(made, value, assumed=True)
 
     def _checked(self, found: torch.Tensor) -> None:
         """Take unknown gradients as finite: what a loss scaler has found stays as it is."""

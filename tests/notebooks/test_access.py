@@ -197,6 +197,8 @@ def faint_shapes(figure: Figure, tints: Sequence[object] = ()) -> list[str]:
     faint = []
     for axes in figure.axes:
         for shape in filter(Artist.get_visible, [*axes.patches, *axes.collections]):
+            if isinstance(shape, Collection) and not shape.get_paths():
+                continue  # it has nothing to draw
             for fill, edge in _looks(shape):
                 if mpl.colors.to_hex(fill) in allowed:
                     continue

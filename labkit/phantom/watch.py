@@ -97,7 +97,6 @@ class Watch:
         self.phase, self.backward_line = Phase.SETUP, ""
         self.histories: dict[int, History] = {}
         self.peak_stats: dict[int, Counter[str]] = {}
-        self.step_bytes: list[int] = []
         self.unknown: Counter[tuple[str, str]] = Counter()
         self.ended, self.error, self.error_stack = "", "", []
         self._modules: list[str] = []

@@ -145,7 +145,7 @@ def kernel_environment(folder: Path, jobs: int = 1) -> Iterator[dict[str, str]]:
         threads = max(1, machine().cores // jobs)
         yield {
             # OpenMP's threads spin while they wait for each other, and where another process has
-            # the core that one of them needs, all wait: lesson 14 took five times as long.
+            # the core that one of them needs, all wait: lesson 15 took five times as long.
             "OMP_WAIT_POLICY": "PASSIVE",
             "OMP_NUM_THREADS": str(threads),
             **os.environ,

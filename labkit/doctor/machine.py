@@ -79,7 +79,7 @@ def check_deepspeed() -> list[Finding]:
     """Check whether DeepSpeed can offload here, which parts of two lessons show."""
     from labkit.toolbox.deepspeed_ops import missing
 
-    return [_optional("deepspeed", missing(), "parts of lessons 16 and 17 are left out")]
+    return [_optional("deepspeed", missing(), "parts of lessons 17 and 18 are left out")]
 
 
 def _optional(subject: str, problem: str | None, consequence: str) -> Finding:

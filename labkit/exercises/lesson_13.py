@@ -1,44 +1,53 @@
-"""Lesson 13's exercises: the bytes of block-wise states, and a peak made mostly of states."""
+"""Exercises of lesson 13: what Adafactor keeps, and AdamW's loss at two thirds of its bytes."""
 
 import torch
 
 import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.toolbox.losses import losses
 
-STEPS = 20
-MOST_PEAK = 0.7
-NOISE = 0.02
+MOST_PEAK, MOST_EXTRA_LOSS = 2 / 3, 0.02
+WIDE, STEPS = 768, 60
 
 
-def bytes_per_parameter():
-    # Two moments, each one byte and its share of the block's scale.
-    return 2 * (1 + 4 / 256)
+def state_bytes():
+    rows, columns = 4096, 14336
+    return 4 * (rows + columns)  # one mean for each row, one for each column, four bytes each
 
 
 @check_of(
     "13-1",
-    bytes_per_parameter,
-    "One byte for each of the two moments, and then the scales.",
-    "4 bytes for 256 numbers, for each moment: 2 × (1 + 4 / 256).",
+    state_bytes,
+    "For a matrix of r rows and c columns it keeps one mean per row and one per column.",
+    "4096 + 14336 numbers, of four bytes each.",
 )
-def check_bytes(answer):
-    near = {
-        2.0: "The scales are missing: each block of 256 has one for each moment.",
-        1 + 4 / 256: "That is one moment; AdamW has two.",
-        2 + 4 / 256: "Each of the two moments has scales of its own.",
-        8.0: "That is 32-bit AdamW.",
+def check_state(answer):
+    rows, columns = 4096, 14336
+    slips = {
+        rows + columns: "That is how many numbers it keeps. How many bytes does each take?",
+        4 * rows * columns: "That is as many bytes as the matrix itself has: SGD's momentum.",
+        8 * rows * columns: "That is what AdamW keeps. Adafactor keeps no number per weight.",
+        8 * (rows + columns): "That is two numbers for each. Adafactor has no first moment.",
     }
-    return checks.expect_number(answer, bytes_per_parameter(), rel_tolerance=1e-3, slips=near)
+    return checks.expect_number(answer, state_bytes(), rel_tolerance=0, unit="bytes", slips=slips)
 
 
-def light(device, steps=20):
-    import bitsandbytes as bnb
+def roomy(device, width=48, seed=0, steps=60):
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 256, "layers": 2, "hidden_size": width, "intermediate_size": 3 * width}
+    model = lab.model("SmolLM2-tiny", device=device, **shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    rows = lab.batches(device=device, batch_size=4, seq_len=64, seed=seed, steps=steps)
+    yield from checks.train_steps(model, optimizer, rows)
 
-    torch.manual_seed(0)
-    model = lab.model("SmolLM2-tiny", device=device, layers=4)
-    optimizer = bnb.optim.AdamW8bit(model.parameters(), lr=1e-3)
-    for ids in lab.batches(device=device, batch_size=1, seq_len=64, steps=steps):
+
+def thrifty(device, width=48, seed=0, steps=60):
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 256, "layers": 2, "hidden_size": width, "intermediate_size": 3 * width}
+    model = lab.model("SmolLM2-tiny", device=device, **shape)
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.1)  # its rate is another one
+    for ids in lab.batches(device=device, batch_size=4, seq_len=64, seed=seed, steps=steps):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -48,19 +57,25 @@ def light(device, steps=20):
 
 @check_of(
     "13-2",
-    light,
-    "Of what is the peak made? `lab.bars([lab.measure(heavy)])` shows it.",
-    "Replace the optimizer by its 8-bit form, with the same learning rate.",
+    thrifty,
+    "Which optimizer of the race had AdamW's loss or a better one, and next to no state?",
+    "`torch.optim.Adafactor`; its default rate is too low here. Which one won the search?",
 )
-def check_light(answer):
-    run = checks.run_experiment(answer, mode="measure", steps=STEPS)
-    heavy = {"name": "SmolLM2-tiny", "layers": 4, "batch_size": 1, "seq_len": 64}
-    reference = checks.reference_run(checks.train, mode="measure", steps=STEPS, **heavy)
-    if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
-        return problem
-    if problem := checks.same_start(run.losses[0], reference.losses[0]):
-        return problem
-    ours, theirs = (sum(each.losses[-5:]) / 5 for each in (run, reference))
-    if not abs(ours / theirs - 1) <= NOISE:  # also true of NaN
-        return f"Your last losses are {ours:.4g} on average, the original's {theirs:.4g}."
-    return None
+def check_thrifty(answer):
+    run, reference = checks.run_both(answer, roomy, mode="simulate", gpu="t4", width=WIDE)
+    most_bytes = int(MOST_PEAK * reference.peak_bytes)
+    problem = checks.arithmetic_limit(run, reference, 0.02) or checks.memory_target(run, most_bytes)
+    if problem:
+        return f"At width {WIDE}: {problem}"
+    ours, theirs = losses(answer, steps=STEPS), checks.reference_losses(roomy, steps=STEPS)
+    for mine, other in zip(ours.curves, theirs.curves, strict=True):
+        if problem := checks.same_start(mine[0], other[0], rel_tolerance=1e-4):
+            return problem
+    difference = ours.against(theirs).mean
+    if not difference <= MOST_EXTRA_LOSS:  # also true of NaN
+        return (
+            f"The memory is right, but your last loss is {ours.final:.2f}, AdamW's "
+            f"{theirs.final:.2f}. Is the learning rate one for *this* optimizer?"
+        )
+    share = run.peak_bytes / reference.peak_bytes
+    return checks.Correct(f"That is right: {share:.0%} of the peak, last loss {difference:+.1%}.")

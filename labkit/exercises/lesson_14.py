@@ -1,99 +1,66 @@
-"""Exercises of lesson 14: what adapters cost on paper, and the real model adapted in 1.75 GiB."""
+"""Lesson 14's exercises: the bytes of block-wise states, and a peak made mostly of states."""
 
 import torch
 
+import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.models.catalogue import checkpointing, pretrained
-from labkit.models.text import batches
-from labkit.runs import Run
-from labkit.values import GIB, format_bytes
 
-GPU, MOST_BYTES = "l4", int(1.75 * GIB)
-LONG = {"batch_size": 8, "seq_len": 512, "dtype": torch.bfloat16}
-# The real run, for its losses: the learner's own step on a CPU, in seconds.
-SHORT = {"batch_size": 8, "seq_len": 16, "dtype": torch.float32}
+STEPS = 20
+MOST_PEAK = 0.7
+NOISE = 0.02
 
 
-def adapter_bytes():
-    width, narrow, rank, layers = 4096, 8 * 128, 16, 32
-    q = o = rank * (width + width)  # A is rank × inputs, B is outputs × rank
-    k = v = rank * (width + narrow)
-    trained = layers * (q + k + v + o)
-    return 16 * trained  # weight 4, gradient 4, AdamW's two moments 8
+def bytes_per_parameter():
+    # Two moments, each one byte and its share of the block's scale.
+    return 2 * (1 + 4 / 256)
 
 
 @check_of(
     "14-1",
-    adapter_bytes,
-    "A has rank × inputs numbers, B has outputs × rank. How many outputs have k and v?",
-    "Per layer 16 × (8192 + 5120 + 5120 + 8192) numbers. In FP32 each costs a weight, a "
-    "gradient and two moments.",
+    bytes_per_parameter,
+    "One byte for each of the two moments, and then the scales.",
+    "4 bytes for 256 numbers, for each moment: 2 × (1 + 4 / 256).",
 )
-def check_adapter_bytes(answer):
-    right = adapter_bytes()
-    all_wide = right * 4 * 8192 // 26624  # as if k and v had 4096 outputs
-    slips = {
-        right // 16: "That is how many numbers are trained. How many bytes does each cost?",
-        right // 4: "Those are the adapters themselves. Training needs gradients and states too.",
-        right // 2: "That is AdamW's state alone, or weights and gradients alone. Add the rest.",
-        all_wide: "Keys and values have 8 heads of 128, so k and v have 1024 outputs, not 4096.",
+def check_bytes(answer):
+    near = {
+        2.0: "The scales are missing: each block of 256 has one for each moment.",
+        1 + 4 / 256: "That is one moment; AdamW has two.",
+        2 + 4 / 256: "Each of the two moments has scales of its own.",
+        8.0: "That is 32-bit AdamW.",
     }
-    return checks.expect_number(answer, right, rel_tolerance=0.01, unit="bytes", slips=slips)
+    return checks.expect_number(answer, bytes_per_parameter(), rel_tolerance=1e-3, slips=near)
 
 
-def roomy(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(0)
-    model, tokenizer = pretrained("SmolLM2-135M", device=device, dtype=dtype)
-    config = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model, config)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    rows = {"batch_size": batch_size, "seq_len": seq_len, "tokenizer": tokenizer}
-    yield from checks.train_steps(model, optimizer, batches(device=device, steps=steps, **rows))
-
-
-def thrifty(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):
-    from peft import LoraConfig, get_peft_model
+def light(device, steps=20):
+    import bitsandbytes as bnb
 
     torch.manual_seed(0)
-    model, tokenizer = pretrained("SmolLM2-135M", device=device, dtype=dtype)
-    checkpointing(model)  # takes the layers' activations
-    config = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model, config)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    rows = {"batch_size": batch_size, "seq_len": seq_len, "tokenizer": tokenizer}
-    for ids in batches(device=device, steps=steps, **rows):
-        total = 0
-        for part in ids.chunk(2):  # halves the logits; the gradients that wait are tiny
-            loss = model(input_ids=part, labels=part).loss / 2
-            loss.backward()
-            total += loss.detach()
+    model = lab.model("SmolLM2-tiny", device=device, layers=4)
+    optimizer = bnb.optim.AdamW8bit(model.parameters(), lr=1e-3)
+    for ids in lab.batches(device=device, batch_size=1, seq_len=64, steps=steps):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        yield total
+        yield loss
 
 
 @check_of(
     "14-2",
-    thrifty,
-    "Begin with `lab.checkpointing(model)` and look at what stands at the peak then.",
-    "What is left is the loss over eight rows at once. Lesson 07 sends a batch in pieces: "
-    "`for part in ids.chunk(2)`, backward of half the loss for each half, one step.",
+    light,
+    "Of what is the peak made? `lab.bars([lab.measure(heavy)])` shows it.",
+    "Replace the optimizer by its 8-bit form, with the same learning rate.",
 )
-def check_thrifty(answer):
-    run = checks.run_experiment(answer, mode="simulate", gpu=GPU, steps=1, **LONG)
-    if problem := checks.memory_target(run, MOST_BYTES):
-        return f"{problem} {next_step(run)}"
-    problem = checks.same_losses(*checks.run_both(answer, roomy, mode="measure", steps=2, **SHORT))
-    return problem or checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, same losses.")
-
-
-def next_step(run: Run) -> str:
-    """What to look at next, by what the peak is made of."""
-    if run.bytes_of("activations") > 2 * GIB:
-        return "Does every layer have to keep all of that until backward?"
-    if run.bytes_of("gradients") + run.bytes_of("optimizer") > GIB // 4:
-        return "Freeze the pretrained weights: their gradients and states need not exist."
-    return "A good part belongs to the loss: must the logits of all rows be there at once?"
+def check_light(answer):
+    run = checks.run_experiment(answer, mode="measure", steps=STEPS)
+    heavy = {"name": "SmolLM2-tiny", "layers": 4, "batch_size": 1, "seq_len": 64}
+    reference = checks.reference_run(checks.train, mode="measure", steps=STEPS, **heavy)
+    if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
+        return problem
+    if problem := checks.same_start(run.losses[0], reference.losses[0]):
+        return problem
+    ours, theirs = (sum(each.losses[-5:]) / 5 for each in (run, reference))
+    if not abs(ours / theirs - 1) <= NOISE:  # also true of NaN
+        return f"Your last losses are {ours:.4g} on average, the original's {theirs:.4g}."
+    return None

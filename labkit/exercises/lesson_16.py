@@ -1,174 +1,184 @@
-"""Exercises of lesson 16: a slowdown from bytes and bandwidth, and a large model in few bytes."""
+"""Exercises of lesson 16: better levels than NF4's, and a memory target for the real model."""
 
 import functools
-from functools import partial
+import math
+from collections import Counter
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
-from labkit.exercises import checks
+from labkit.exercises.checks import Correct, call
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.values import format_bytes
+from labkit.models.catalogue import pretrained
+from labkit.models.text import batches
+from labkit.toolbox.losses import held_out_loss
+from labkit.values import format_bytes, shown
+
+BLOCK, LEAST_GAIN = 64, 0.03
+MOST_SHARE, MOST_PERPLEXITY = 1 / 3, 1.05
+ROWS, SEQ_LEN = 8, 128
 
 
-def slowdown(parameters, tokens, flops_per_second, bytes_per_second, hidden):
-    arithmetic = 8 * parameters * tokens / flops_per_second  # 2 forward, 2 again, 4 backward
-    copies = 3 * 2 * parameters / bytes_per_second  # fetched twice, gradients back; 2 bytes each
-    together = max(arithmetic, copies) if hidden else arithmetic + copies
-    return together / arithmetic
+def levels():
+    # Lloyd's algorithm: each level moves to the mean of the weights that are rounded to it.
+    import torch
+
+    blocks = torch.randn(8192, 64, generator=torch.Generator().manual_seed(1))
+    values = (blocks / blocks.abs().amax(1, keepdim=True)).flatten()
+    found = torch.linspace(-1, 1, 16)
+    for _ in range(40):
+        code = torch.bucketize(values, (found[1:] + found[:-1]) / 2)
+        total = torch.zeros(16).index_add(0, code, values)
+        found = total / torch.bincount(code, minlength=16)
+    return found.tolist()
 
 
-# (parameters, tokens, flops_per_second, bytes_per_second, hidden)
-JOBS = (
-    (8_000_000_000, 2048, 100e12, 25e9, False),
-    (8_000_000_000, 2048, 100e12, 25e9, True),  # the copies are what takes time
-    (8_000_000_000, 8192, 100e12, 25e9, True),  # all hidden
-    (1_000_000_000, 16384, 300e12, 50e9, False),
-)
+def rounding_error(ladder: torch.Tensor, blocks: torch.Tensor) -> float:
+    """Norm of the errors over norm of the weights; ``blocks`` is [number of blocks, BLOCK]."""
+    scale = blocks.abs().amax(1, keepdim=True)
+    code = torch.bucketize(blocks / scale, (ladder[1:] + ladder[:-1]) / 2)
+    return float((ladder[code] * scale - blocks).norm() / blocks.norm())
+
+
+@functools.cache
+def _bell_and_nf4() -> tuple[torch.Tensor, float]:
+    from bitsandbytes.functional import get_4bit_type
+
+    blocks = torch.randn(8192, BLOCK, generator=torch.Generator().manual_seed(0))
+    return blocks, rounding_error(get_4bit_type("nf4", device="cpu"), blocks)
 
 
 @check_of(
     "16-1",
-    slowdown,
-    "Two times make it up. Arithmetic: 2 operations for each weight and token in forward, "
-    "2 again as forward is recomputed, 4 in backward. And the copies: how often does a "
-    "weight, or its gradient, cross the link?",
-    "`8 * parameters * tokens / flops_per_second` and `3 * 2 * parameters / bytes_per_second`. "
-    "Hidden: the larger of the two; waited for: their sum. Then divide by the arithmetic.",
+    levels,
+    "Draw weights with torch.randn and divide each block of 64 by its largest magnitude. Which of "
+    "the values are rounded to one level, and which single number represents them best?",
+    "Their mean. Move every level there, round again, and repeat: Lloyd's algorithm, or "
+    "k-means in one dimension.",
 )
-def check_slowdown(answer):
-    return checks.expect_results(answer, slowdown, JOBS, slips=_slips)
+def check_levels(answer):
+    try:
+        ladder = torch.as_tensor(answer, dtype=torch.float32).detach().cpu().flatten()
+    except (TypeError, ValueError, RuntimeError):
+        return f"16 numbers are asked for, in a list or a tensor; you gave {shown(answer)}."
+    if not ladder.isfinite().all() or ladder.numel() == 0 or ladder.abs().max() > 1:
+        return "Levels lie between −1 and 1: a block is divided by its largest magnitude."
+    ladder = ladder.unique()  # sorted
+    if len(ladder) != 16:
+        return f"You gave {len(ladder)} different levels. Four bits name exactly 16."
+    blocks, nf4 = _bell_and_nf4()
+    error = rounding_error(ladder, blocks)
+    gain = 1 - error / nf4
+    found = f"Your levels' error is {error:.2%}, NF4's {nf4:.2%}"
+    if gain >= LEAST_GAIN:
+        return Correct(f"{found}: {gain:.1%} less.")
+    if gain > 0:
+        return f"{found}: better, by {gain:.1%}. At least {LEAST_GAIN:.0%} are asked for."
+    return f"{found}. Where are the weights, and how far apart are your levels there?"
 
 
-def _slips(parameters, tokens, flops_per_second, bytes_per_second, hidden):
-    def other(operations=1.0, copies=1.0, hidden=hidden):
-        speeds = flops_per_second / operations, bytes_per_second / copies
-        return slowdown(parameters, tokens, *speeds, hidden)
+class EightBits(nn.Module):
+    """A matrix in int8, one scale per row: an embedding for ids, an output layer for vectors."""
 
-    return {
-        other(hidden=not hidden): "Hidden copies take no extra time: the longer of the two counts. "
-        "If the GPU waits, it first computes and then copies.",
-        other(copies=2 / 3): "Gradients have to cross the link, too.",
-        other(copies=2): "A weight in BF16 has two bytes.",
-        other(operations=6 / 8): "Forward is computed twice: that makes 8 operations for each "
-        "weight and token, not 6.",
-    }
+    def __init__(self, weight):
+        super().__init__()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("codes", (weight / scale).round().to(torch.int8))
 
-
-FEW, MANY = 8, 24  # blocks
-OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 1e12, 13e9
-MOST_TIME = 2.0
-GPU = "rtx-4090"  # on which it is simulated: any would do, as nothing comes near its memory
+    def forward(self, x):
+        if not x.is_floating_point():
+            return self.codes[x].float() * self.scale[x]
+        return nn.functional.linear(x, self.codes.float() * self.scale)
 
 
-def roomy(device, blocks=8, steps=2):
+def shrink(model, tokenizer):
+    import bitsandbytes as bnb
+    from peft import LoraConfig, get_peft_model
+
+    kind = {"quant_type": "nf4", "compress_statistics": True}  # double quantisation
+    for name, old in list(model.named_modules()):
+        if isinstance(old, nn.Linear) and old is not model.lm_head:
+            new = bnb.nn.Linear4bit(
+                old.in_features, old.out_features, bias=False, compute_dtype=torch.float32, **kind
+            )
+            new.weight = bnb.nn.Params4bit(old.weight.data, requires_grad=False, **kind)
+            new.support_avx512bf16_for_cpu = False
+            model.set_submodule(name, new)
+    # What is left is the embedding, which is the output layer, too: one matrix, now in 8 bits.
+    model.model.embed_tokens = model.lm_head = EightBits(model.lm_head.weight.detach())
+    model.is_loaded_in_4bit = True
+    device = next(model.parameters()).device
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(512, 512, device=device) for _ in range(blocks)]
-    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(steps):
-        loss = model(torch.randn(128, 512, device=device)).square().mean()
-        loss.backward()
+    few = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model.to(device), few)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
+    texts = {"batch_size": 2, "seq_len": 128, "steps": 16}
+    for ids in batches(device=device, tokenizer=tokenizer, **texts):
+        model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        yield loss
+    return model
 
 
-def large(device, blocks=24, steps=2):
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(512, 512, device=device) for _ in range(blocks)]
-    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())])
-    placed = list(model.parameters())
-    hosted = [p.detach().to("cpu", copy=True) for p in placed]
-    optimizer = torch.optim.AdamW(hosted, lr=1e-3)
+def stored_bytes(model: nn.Module) -> Counter[str]:
+    """Return bytes by kind: floats as if in 16 bits, all else as it is.
 
-    def leave(there, p):  # a gradient goes to the host as soon as it is there
-        there.grad, p.grad = p.grad.to("cpu", copy=True), None
+    A tensor counts whether a module registered it or not, and once however often it is used.
+    """
+    counted: dict[int, tuple[str, int]] = {}  # by address: views share a storage
 
-    for there, p in zip(hosted, placed, strict=True):
-        p.register_post_accumulate_grad_hook(partial(leave, there))
-    for _ in range(steps):
-        loss = model(torch.randn(128, 512, device=device)).square().mean()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for there, p in zip(hosted, placed, strict=True):
-                p.copy_(there)
-        yield loss
+    def count(kind: str, tensor: torch.Tensor, divisor: int = 1) -> None:
+        storage = tensor.untyped_storage()
+        counted[storage.data_ptr()] = (kind, storage.nbytes() // divisor)
 
-
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
-
-
-class _Watch(TorchDispatchMode):
-    """Counts bytes copied between device and CPU, and matrix products that the CPU computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.crossing_bytes = self.host_products = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
-            source = [x for x in args if isinstance(x, torch.Tensor)][-1]
-            if source.device != out.device:
-                self.crossing_bytes += source.nbytes
-        if func in _PRODUCTS and out.device == torch.device("cpu"):
-            self.host_products += 1
-        return out
-
-
-@functools.cache
-def _simulated(experiment, blocks: int) -> tuple[Run, _Watch]:
-    """Return the simulated run, and what its second step copied and computed where."""
-    watches: list[_Watch] = []
-
-    def watched(device, blocks=blocks, steps=2):
-        training = experiment(device, blocks=blocks, steps=steps)
-        for _ in range(steps):
-            watches.append(_Watch())
-            with watches[-1]:
-                loss = next(training, None)
-            yield loss
-
-    return checks.run_experiment(watched, mode="simulate", gpu=GPU), watches[-1]
-
-
-def _seconds(run: Run, watch: _Watch) -> float:
-    return run.flops / OPERATIONS_PER_SECOND + watch.crossing_bytes / BYTES_PER_SECOND
+    for module in model.modules():
+        held = {**vars(module), **module._parameters, **module._buffers}
+        for tensor in filter(torch.is_tensor, held.values()):
+            state = getattr(tensor, "quant_state", None)
+            if state is not None:
+                count("4-bit matrices", tensor)
+                count("their scales", state.absmax)
+                if state.nested:  # then those are codes of one byte, with scales of their own
+                    count("their scales", state.state2.absmax)
+            elif tensor.is_floating_point():
+                count("floats", tensor, divisor=2 if tensor.dtype is torch.float32 else 1)
+            else:
+                count("integers", tensor)
+    found: Counter[str] = Counter()
+    for kind, nbytes in counted.values():
+        found[kind] += nbytes
+    return found
 
 
 @check_of(
     "16-2",
-    large,
-    "16 bytes per weight are on the device: weight, gradient, two moments. 24 blocks in "
-    "the room of 8 means about a third of that. `HostAdamW` takes the moments away. What "
-    "else need not be there all at once?",
-    "Keep copies of the weights on the host with their AdamW. For each weight, "
-    "`p.register_post_accumulate_grad_hook(...)`: copy `p.grad` to the host's `.grad`, and "
-    "set `p.grad = None`. After backward, step there and copy the weights back.",
+    shrink,
+    "Count: what is the largest part once the matrices are in four bits, and are their "
+    "scales as small as they can be?",
+    "The embedding is the output layer as well: one module in 8 bits, a scale per row, can serve "
+    "both. Adapters of a small rank, a dozen steps and double quantisation do the rest.",
 )
-def check_large(answer):
-    run, watch = _simulated(answer, MANY)
-    few, _ = _simulated(roomy, FEW)
-    many, plain = _simulated(roomy, MANY)
-    if watch.host_products:
-        return "The host computes matrix products. Offloading moves what is kept, not the products."
-    if run.peak_bytes > few.peak_bytes:
-        advice = "The optimizer is gone, but at one moment *all* gradients are on the device."
-        if run.bytes_of("optimizer"):
-            advice = "The optimizer's state is still there, two numbers for each weight."
-        return f"{checks.memory_target(run, few.peak_bytes)} {advice}"
-    times = _seconds(run, watch) / _seconds(many, plain)
-    if times > MOST_TIME:
+def check_shrink(answer):
+    model, tokenizer = pretrained()
+    whole = 2 * sum(p.numel() for p in model.parameters())
+    reference = _loss(model, tokenizer)
+    small = call(answer, model, tokenizer)
+    if not isinstance(small, nn.Module):
+        return f"`shrink` should return the model; it returned {shown(small)}."
+    parts = stored_bytes(small)
+    share = sum(parts.values()) / whole
+    if share > MOST_SHARE:
+        listed = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in parts.items())
+        return f"Your model takes {share:.1%} of the 16-bit bytes, not a third. It holds: {listed}."
+    times = math.exp(_loss(small, tokenizer) - reference)
+    if not times <= MOST_PERPLEXITY:
         return (
-            f"It fits, but takes {times:.2f} times as long, with "
-            f"{format_bytes(watch.crossing_bytes)} over the link. Need the weights themselves "
-            "leave the device?"
+            f"{share:.1%} of the bytes is little enough, but the perplexity is {times - 1:+.1%} "
+            "off. Which part did you round most, and what could still learn?"
         )
-    runs = checks.run_both(answer, roomy, mode="measure", blocks=MANY, steps=2)
-    return checks.same_losses(*runs) or checks.Correct(
-        f"That is right: {MANY} blocks in {format_bytes(run.peak_bytes)}, where {FEW} took "
-        f"{format_bytes(few.peak_bytes)}, in {times:.2f} times the time."
-    )
+    return Correct(f"That is right: {share:.1%} of the bytes, perplexity {times - 1:+.1%}.")
+
+
+def _loss(model: nn.Module, tokenizer) -> float:
+    return held_out_loss(model, tokenizer=tokenizer, rows=ROWS, seq_len=SEQ_LEN)

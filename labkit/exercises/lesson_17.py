@@ -1,158 +1,174 @@
-"""Exercises of lesson 17: the tokens that hide a disk, and a device that holds one layer."""
+"""Exercises of lesson 17: a slowdown from bytes and bandwidth, and a large model in few bytes."""
+
+import functools
+from functools import partial
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.support.scratch import TemporaryFolder
-from labkit.toolbox.disk import DiskStore
-from labkit.trace import Category
+from labkit.runs import Run
+from labkit.values import format_bytes
 
 
-def tokens_to_hide(weight, gradient, read, write, flops):
-    per_parameter = (2 * weight + 12 + gradient) / read + (weight + 12 + gradient) / write
-    return per_parameter * flops / 6  # both times grow with the number of parameters
+def slowdown(parameters, tokens, flops_per_second, bytes_per_second, hidden):
+    arithmetic = 8 * parameters * tokens / flops_per_second  # 2 forward, 2 again, 4 backward
+    copies = 3 * 2 * parameters / bytes_per_second  # fetched twice, gradients back; 2 bytes each
+    together = max(arithmetic, copies) if hidden else arithmetic + copies
+    return together / arithmetic
 
 
-# (weight, gradient, read, write, flops)
+# (parameters, tokens, flops_per_second, bytes_per_second, hidden)
 JOBS = (
-    (2, 0, 8e9, 4e9, 48e12),
-    (4, 0, 4e9, 2e9, 48e12),
-    (4, 2, 8e9, 4e9, 96e12),
-    (2, 4, 2e9, 1e9, 24e12),
+    (8_000_000_000, 2048, 100e12, 25e9, False),
+    (8_000_000_000, 2048, 100e12, 25e9, True),  # the copies are what takes time
+    (8_000_000_000, 8192, 100e12, 25e9, True),  # all hidden
+    (1_000_000_000, 16384, 300e12, 50e9, False),
 )
 
 
 @check_of(
     "17-1",
-    tokens_to_hide,
-    "For each parameter: how many bytes does a step read, and how many does it write? "
-    "Divide each by its speed and add.",
-    "For each parameter and token the GPU does 6 operations, so it takes `6 / flops` "
-    "seconds. How many tokens fill the disk's seconds?",
+    slowdown,
+    "Two times make it up. Arithmetic: 2 operations for each weight and token in forward, "
+    "2 again as forward is recomputed, 4 in backward. And the copies: how often does a "
+    "weight, or its gradient, cross the link?",
+    "`8 * parameters * tokens / flops_per_second` and `3 * 2 * parameters / bytes_per_second`. "
+    "Hidden: the larger of the two; waited for: their sum. Then divide by the arithmetic.",
 )
-def check_tokens(answer):
-    return checks.expect_results(answer, tokens_to_hide, JOBS, slips=_slips) or checks.Correct(
-        "That is right. The number of parameters is in both times and cancels: the same tokens "
-        "hide the disk for any model."
-    )
+def check_slowdown(answer):
+    return checks.expect_results(answer, slowdown, JOBS, slips=_slips)
 
 
-def _slips(weight, gradient, read, write, flops):
-    def tokens(reading, writing, operations=6):
-        return (reading / read + writing / write) * flops / operations
+def _slips(parameters, tokens, flops_per_second, bytes_per_second, hidden):
+    def other(operations=1.0, copies=1.0, hidden=hidden):
+        speeds = flops_per_second / operations, bytes_per_second / copies
+        return slowdown(parameters, tokens, *speeds, hidden)
 
-    reading, writing = 2 * weight + 12 + gradient, weight + 12 + gradient
     return {
-        tokens(reading, weight + 12): "A gradient that is read back was written before.",
-        tokens(writing, writing): "Forward is not the only one that needs the weight: backward "
-        "reads it again.",
-        tokens(reading - 4, writing - 4): "Adam's mean and square are 8 bytes; its master copy of "
-        "the weight is 4 more.",
-        tokens(reading, writing, 8): "Without checkpointing it is 6 operations per parameter and "
-        "token: 2 forward, 4 backward.",
-        max(reading / read, writing / write) * flops / 6: "Reading and writing come one after the "
-        "other here: their times add up.",
+        other(hidden=not hidden): "Hidden copies take no extra time: the longer of the two counts. "
+        "If the GPU waits, it first computes and then copies.",
+        other(copies=2 / 3): "Gradients have to cross the link, too.",
+        other(copies=2): "A weight in BF16 has two bytes.",
+        other(operations=6 / 8): "Forward is computed twice: that makes 8 operations for each "
+        "weight and token, not 6.",
     }
 
 
-LAYERS, WIDE, NARROW = 12, 2048, 64
-ON_DEVICE, ON_HOST = 3.25, 5.25  # layers' weights; the quarters are for activations
+FEW, MANY = 8, 24  # blocks
+OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 1e12, 13e9
+MOST_TIME = 2.0
+GPU = "rtx-4090"  # on which it is simulated: any would do, as nothing comes near its memory
 
 
-def roomy(device, shelf, layers=12, width=64, steps=3):
-    """The training that the notebook shows: the whole tower on the device."""
+def roomy(device, blocks=8, steps=2):
     torch.manual_seed(0)
-    linear = [torch.nn.Linear(width, width, bias=False) for _ in range(layers)]
-    tower = torch.nn.Sequential(*linear).to(device)
+    layers = [torch.nn.Linear(512, 512, device=device) for _ in range(blocks)]
+    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
-        loss = tower(torch.ones(4, width, device=device)).square().mean()
+        loss = model(torch.randn(128, 512, device=device)).square().mean()
         loss.backward()
-        for weight in tower.parameters():
-            weight.data -= 0.1 * weight.grad
-            weight.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
         yield loss
 
 
-def thrifty(device, shelf, layers=12, width=64, steps=3):
+def large(device, blocks=24, steps=2):
     torch.manual_seed(0)
-    tower = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
+    layers = [torch.nn.Linear(512, 512, device=device) for _ in range(blocks)]
+    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())])
+    placed = list(model.parameters())
+    hosted = [p.detach().to("cpu", copy=True) for p in placed]
+    optimizer = torch.optim.AdamW(hosted, lr=1e-3)
 
-    def come(layer, *_):
-        layer.weight.untyped_storage().resize_(layer.weight.nbytes)
-        layer.weight.data.copy_(shelf.get(layer.file, "cpu"))
+    def leave(there, p):  # a gradient goes to the host as soon as it is there
+        there.grad, p.grad = p.grad.to("cpu", copy=True), None
 
-    def leave(layer, *_):
-        layer.weight.untyped_storage().resize_(0)
-
-    for number, layer in enumerate(tower):
-        layer.file = str(number)
-        shelf.put(layer.file, layer.weight)
-        layer.weight.data = torch.empty_like(layer.weight, device=device)
-        leave(layer)
-        layer.register_forward_pre_hook(come)
-        layer.register_forward_hook(leave)
-        if number:  # the first layer's backward has no input to differentiate by
-            layer.register_full_backward_pre_hook(come)
-
-        def update(weight, layer=layer):
-            leave(layer)
-            new = shelf.get(layer.file, "cpu") - 0.1 * weight.grad.to("cpu")
-            weight.grad = None
-            shelf.put(layer.file, new)
-
-        layer.weight.register_post_accumulate_grad_hook(update)
-
+    for there, p in zip(hosted, placed, strict=True):
+        p.register_post_accumulate_grad_hook(partial(leave, there))
     for _ in range(steps):
-        loss = tower(torch.ones(4, width, device=device)).square().mean()
+        loss = model(torch.randn(128, 512, device=device)).square().mean()
         loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for there, p in zip(hosted, placed, strict=True):
+                p.copy_(there)
         yield loss
 
 
-def _with(answer, shelf, width):
-    """Return the experiment with its shelf: `lab.measure` hands over plain values only."""
-
-    def experiment(device, steps=3):
-        yield from answer(device, shelf, LAYERS, width, steps)
-
-    return experiment
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
 
-REFERENCE = _with(roomy, None, NARROW)
+class _Watch(TorchDispatchMode):
+    """Counts bytes copied between device and CPU, and matrix products that the CPU computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crossing_bytes = self.host_products = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = [x for x in args if isinstance(x, torch.Tensor)][-1]
+            if source.device != out.device:
+                self.crossing_bytes += source.nbytes
+        if func in _PRODUCTS and out.device == torch.device("cpu"):
+            self.host_products += 1
+        return out
+
+
+@functools.cache
+def _simulated(experiment, blocks: int) -> tuple[Run, _Watch]:
+    """Return the simulated run, and what its second step copied and computed where."""
+    watches: list[_Watch] = []
+
+    def watched(device, blocks=blocks, steps=2):
+        training = experiment(device, blocks=blocks, steps=steps)
+        for _ in range(steps):
+            watches.append(_Watch())
+            with watches[-1]:
+                loss = next(training, None)
+            yield loss
+
+    return checks.run_experiment(watched, mode="simulate", gpu=GPU), watches[-1]
+
+
+def _seconds(run: Run, watch: _Watch) -> float:
+    return run.flops / OPERATIONS_PER_SECOND + watch.crossing_bytes / BYTES_PER_SECOND
 
 
 @check_of(
     "17-2",
-    thrifty,
-    "The lesson's `OnDisk` does it for any model: what is left of it with plain SGD?",
-    "Fill a layer's storage in `register_forward_pre_hook` and "
-    "`register_full_backward_pre_hook`, empty it in `register_forward_hook`, and step in "
-    "`register_post_accumulate_grad_hook`, on the host.",
+    large,
+    "16 bytes per weight are on the device: weight, gradient, two moments. 24 blocks in "
+    "the room of 8 means about a third of that. `HostAdamW` takes the moments away. What "
+    "else need not be there all at once?",
+    "Keep copies of the weights on the host with their AdamW. For each weight, "
+    "`p.register_post_accumulate_grad_hook(...)`: copy `p.grad` to the host's `.grad`, and "
+    "set `p.grad = None`. After backward, step there and copy the weights back.",
 )
-def check_thrifty(answer):
-    reference = checks.reference_run(REFERENCE, mode="measure", steps=3)
-    with TemporaryFolder() as folder:
-        narrow = _with(answer, DiskStore(folder), NARROW)
-        run = checks.run_experiment(narrow, mode="measure", steps=3)
-        if problem := checks.same_losses(run, reference):
-            return problem
-        wide = _with(answer, DiskStore(folder), WIDE)
-        run = checks.run_experiment(wide, mode="simulate", gpu="t4", steps=3)
-    layer_bytes = 4 * WIDE * WIDE
-    peak = run.trace.peak()
-    device_bytes = peak.total_bytes - peak.by_category.get(Category.UNATTRIBUTED, 0)
-    if device_bytes > ON_DEVICE * layer_bytes:
+def check_large(answer):
+    run, watch = _simulated(answer, MANY)
+    few, _ = _simulated(roomy, FEW)
+    many, plain = _simulated(roomy, MANY)
+    if watch.host_products:
+        return "The host computes matrix products. Offloading moves what is kept, not the products."
+    if run.peak_bytes > few.peak_bytes:
+        advice = "The optimizer is gone, but at one moment *all* gradients are on the device."
+        if run.bytes_of("optimizer"):
+            advice = "The optimizer's state is still there, two numbers for each weight."
+        return f"{checks.memory_target(run, few.peak_bytes)} {advice}"
+    times = _seconds(run, watch) / _seconds(many, plain)
+    if times > MOST_TIME:
         return (
-            f"The losses are right. At its peak the device holds {device_bytes / layer_bytes:.1f} "
-            f"layers; at most three are allowed. Most of it is "
-            f"{max(peak.by_category, key=peak.by_category.get)}."
+            f"It fits, but takes {times:.2f} times as long, with "
+            f"{format_bytes(watch.crossing_bytes)} over the link. Need the weights themselves "
+            "leave the device?"
         )
-    start, stop = run.trace.steps()[-1]
-    host_bytes = run.trace.peak("cpu", start=start, stop=stop).total_bytes
-    if host_bytes > ON_HOST * layer_bytes:
-        held = f"{host_bytes / layer_bytes:.1f} layers"
-        return f"The host holds {held} in the last step: they are to be on the shelf."
-    return checks.Correct(
-        f"That is right: {device_bytes / layer_bytes:.1f} of {LAYERS} layers on the device, "
-        f"{host_bytes / layer_bytes:.1f} on the host."
+    runs = checks.run_both(answer, roomy, mode="measure", blocks=MANY, steps=2)
+    return checks.same_losses(*runs) or checks.Correct(
+        f"That is right: {MANY} blocks in {format_bytes(run.peak_bytes)}, where {FEW} took "
+        f"{format_bytes(few.peak_bytes)}, in {times:.2f} times the time."
     )

@@ -1,112 +1,158 @@
-"""Exercises of lesson 18: how many GPUs a 70B takes, and smaller units; one rank simulated."""
-
-from bisect import bisect_left
-from functools import cache
-from typing import Any
+"""Exercises of lesson 18: the tokens that hide a disk, and a device that holds one layer."""
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
-import labkit as lab
-from labkit.exercises.checks import Correct, NotAttempted, expect_limit, memory_target, train_steps
+from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.values import GIB, format_bytes
+from labkit.support.scratch import TemporaryFolder
+from labkit.toolbox.disk import DiskStore
+from labkit.trace import Category
 
 
-def by_layer(net, **options):
-    """The units of the lesson: each layer, and the rest with the root."""
-    for layer in net.model.layers:
-        fully_shard(layer, **options)
+def tokens_to_hide(weight, gradient, read, write, flops):
+    per_parameter = (2 * weight + 12 + gradient) / read + (weight + 12 + gradient) / write
+    return per_parameter * flops / 6  # both times grow with the number of parameters
 
 
-@cache
-def one_rank(cut: Any, *, model: str, layers: int, seq_len: int, gpu: str, ranks: int) -> Run:
-    """One of ``ranks`` GPUs in a training step with one row each, after ``cut(net, **options)``."""
-
-    def train(device, layers):
-        net = lab.model(model, layers=layers)
-        lab.checkpointing(net)
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-        options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
-        cut(net, **options)
-        fully_shard(net, **options)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-        rows = lab.batches(device=device, batch_size=1, seq_len=seq_len)
-        yield from train_steps(net, optimizer, rows)
-
-    with lab.pretend():
-        return lab.simulate(train, gpu=gpu, ranks=ranks, alike="layers", layers=layers)
-
-
-MACHINE = 8  # GPUs to one
-
-
-def seventy(ranks: int) -> Run:
-    """Llama-2-70B on ``ranks`` GPUs of 24 GB."""
-    size = {"model": "Llama-2-70B", "layers": 80, "seq_len": 2048}
-    return one_rank(by_layer, gpu="rtx-4090", ranks=ranks, **size)
-
-
-MOST_GPUS = 1024  # beyond it the simulation takes minutes
-
-
-def fewest():
-    # 16 bytes for each of 69 billion parameters: with 64 GPUs that is 16 GiB. Halve from there.
-    counts = range(64, 129, 8)
-    return counts[bisect_left(counts, True, key=lambda ranks: seventy(ranks).fits)]
+# (weight, gradient, read, write, flops)
+JOBS = (
+    (2, 0, 8e9, 4e9, 48e12),
+    (4, 0, 4e9, 2e9, 48e12),
+    (4, 2, 8e9, 4e9, 96e12),
+    (2, 4, 2e9, 1e9, 24e12),
+)
 
 
 @check_of(
     "18-1",
-    fewest,
-    "69 billion parameters, 16 bytes each, divided by N; and then the floor, which the "
-    "shorter rows lower. Above which N is the sum below 23 GiB?",
-    'Try `lab.simulate(sharded.train, gpu="rtx-4090", ranks=N, model="Llama-2-70B", layers=80, '
-    'alike="layers", precision="amp-bf16", seq_len=2048).fits` for some N between 64 and 128.',
+    tokens_to_hide,
+    "For each parameter: how many bytes does a step read, and how many does it write? "
+    "Divide each by its speed and add.",
+    "For each parameter and token the GPU does 6 operations, so it takes `6 / flops` "
+    "seconds. How many tokens fill the disk's seconds?",
 )
-def check_fewest(answer):
-    return expect_limit(answer, "GPUs", seventy, most=MOST_GPUS, step=-MACHINE)
+def check_tokens(answer):
+    return checks.expect_results(answer, tokens_to_hide, JOBS, slips=_slips) or checks.Correct(
+        "That is right. The number of parameters is in both times and cancels: the same tokens "
+        "hide the disk for any model."
+    )
 
 
-TARGET_BYTES = 11 * GIB // 2
-MORE_TRAFFIC = 1.1
-EIGHT = {"model": "Llama-3.1-8B", "layers": 32, "seq_len": 512, "gpu": "h100", "ranks": 64}
+def _slips(weight, gradient, read, write, flops):
+    def tokens(reading, writing, operations=6):
+        return (reading / read + writing / write) * flops / operations
+
+    reading, writing = 2 * weight + 12 + gradient, weight + 12 + gradient
+    return {
+        tokens(reading, weight + 12): "A gradient that is read back was written before.",
+        tokens(writing, writing): "Forward is not the only one that needs the weight: backward "
+        "reads it again.",
+        tokens(reading - 4, writing - 4): "Adam's mean and square are 8 bytes; its master copy of "
+        "the weight is 4 more.",
+        tokens(reading, writing, 8): "Without checkpointing it is 6 operations per parameter and "
+        "token: 2 forward, 4 backward.",
+        max(reading / read, writing / write) * flops / 6: "Reading and writing come one after the "
+        "other here: their times add up.",
+    }
 
 
-def cut(net, **options):
-    for part in (*net.model.layers, net.model.embed_tokens, net.lm_head):
-        fully_shard(part, **options)
+LAYERS, WIDE, NARROW = 12, 2048, 64
+ON_DEVICE, ON_HOST = 3.25, 5.25  # layers' weights; the quarters are for activations
+
+
+def roomy(device, shelf, layers=12, width=64, steps=3):
+    """The training that the notebook shows: the whole tower on the device."""
+    torch.manual_seed(0)
+    linear = [torch.nn.Linear(width, width, bias=False) for _ in range(layers)]
+    tower = torch.nn.Sequential(*linear).to(device)
+    for _ in range(steps):
+        loss = tower(torch.ones(4, width, device=device)).square().mean()
+        loss.backward()
+        for weight in tower.parameters():
+            weight.data -= 0.1 * weight.grad
+            weight.grad = None
+        yield loss
+
+
+def thrifty(device, shelf, layers=12, width=64, steps=3):
+    torch.manual_seed(0)
+    tower = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
+
+    def come(layer, *_):
+        layer.weight.untyped_storage().resize_(layer.weight.nbytes)
+        layer.weight.data.copy_(shelf.get(layer.file, "cpu"))
+
+    def leave(layer, *_):
+        layer.weight.untyped_storage().resize_(0)
+
+    for number, layer in enumerate(tower):
+        layer.file = str(number)
+        shelf.put(layer.file, layer.weight)
+        layer.weight.data = torch.empty_like(layer.weight, device=device)
+        leave(layer)
+        layer.register_forward_pre_hook(come)
+        layer.register_forward_hook(leave)
+        if number:  # the first layer's backward has no input to differentiate by
+            layer.register_full_backward_pre_hook(come)
+
+        def update(weight, layer=layer):
+            leave(layer)
+            new = shelf.get(layer.file, "cpu") - 0.1 * weight.grad.to("cpu")
+            weight.grad = None
+            shelf.put(layer.file, new)
+
+        layer.weight.register_post_accumulate_grad_hook(update)
+
+    for _ in range(steps):
+        loss = tower(torch.ones(4, width, device=device)).square().mean()
+        loss.backward()
+        yield loss
+
+
+def _with(answer, shelf, width):
+    """Return the experiment with its shelf: `lab.measure` hands over plain values only."""
+
+    def experiment(device, steps=3):
+        yield from answer(device, shelf, LAYERS, width, steps)
+
+    return experiment
+
+
+REFERENCE = _with(roomy, None, NARROW)
 
 
 @check_of(
     "18-2",
-    cut,
-    "The root unit holds whatever no other unit does, and it is whole from the start of "
-    "forward to its end, and again of backward. What is large and not in a layer?",
-    "`net.model.embed_tokens` and `net.lm_head` have 525 million parameters each: make "
-    "each a unit of its own, beside every one of `net.model.layers`.",
+    thrifty,
+    "The lesson's `OnDisk` does it for any model: what is left of it with plain SGD?",
+    "Fill a layer's storage in `register_forward_pre_hook` and "
+    "`register_full_backward_pre_hook`, empty it in `register_forward_hook`, and step in "
+    "`register_post_accumulate_grad_hook`, on the host.",
 )
-def check_cut(answer):
-    def watched(net, **options):
-        answer(net, **options)
-        if not any(isinstance(parameter, DTensor) for parameter in net.parameters()):
-            raise NotAttempted("No part is a unit yet: call `fully_shard(part, **options)`.")
-
-    run = one_rank(watched, **EIGHT)
-    usual = one_rank(by_layer, **EIGHT)
-    if problem := memory_target(run, TARGET_BYTES):
-        if run.peak_bytes > 2 * usual.peak_bytes:
-            problem += " Is there a unit that holds all layers? It is gathered whole."
-        return problem
-    if run.sent_bytes > MORE_TRAFFIC * usual.sent_bytes:
-        more = run.sent_bytes / usual.sent_bytes - 1
-        return f"The peak is low enough, but each rank sends {more:.0%} more than by layers."
-    return Correct(
-        f"That is right: {format_bytes(run.peak_bytes)} in place of "
-        f"{format_bytes(usual.peak_bytes)}."
+def check_thrifty(answer):
+    reference = checks.reference_run(REFERENCE, mode="measure", steps=3)
+    with TemporaryFolder() as folder:
+        narrow = _with(answer, DiskStore(folder), NARROW)
+        run = checks.run_experiment(narrow, mode="measure", steps=3)
+        if problem := checks.same_losses(run, reference):
+            return problem
+        wide = _with(answer, DiskStore(folder), WIDE)
+        run = checks.run_experiment(wide, mode="simulate", gpu="t4", steps=3)
+    layer_bytes = 4 * WIDE * WIDE
+    peak = run.trace.peak()
+    device_bytes = peak.total_bytes - peak.by_category.get(Category.UNATTRIBUTED, 0)
+    if device_bytes > ON_DEVICE * layer_bytes:
+        return (
+            f"The losses are right. At its peak the device holds {device_bytes / layer_bytes:.1f} "
+            f"layers; at most three are allowed. Most of it is "
+            f"{max(peak.by_category, key=peak.by_category.get)}."
+        )
+    start, stop = run.trace.steps()[-1]
+    host_bytes = run.trace.peak("cpu", start=start, stop=stop).total_bytes
+    if host_bytes > ON_HOST * layer_bytes:
+        held = f"{host_bytes / layer_bytes:.1f} layers"
+        return f"The host holds {held} in the last step: they are to be on the shelf."
+    return checks.Correct(
+        f"That is right: {device_bytes / layer_bytes:.1f} of {LAYERS} layers on the device, "
+        f"{host_bytes / layer_bytes:.1f} on the host."
     )

@@ -1,180 +1,112 @@
-"""Exercises of lesson 19: a map for two unequal cards, and a pipeline within a memory target."""
+"""Exercises of lesson 19: how many GPUs a 70B takes, and smaller units; one rank simulated."""
 
-from collections.abc import Mapping
-from functools import partial
-from itertools import pairwise
+from bisect import bisect_left
+from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.utils._pytree import tree_map_only
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 import labkit as lab
-from labkit.exercises import checks
+from labkit.exercises.checks import Correct, NotAttempted, expect_limit, memory_target, train_steps
 from labkit.exercises.engine import check_of
 from labkit.runs import Run
-from labkit.values import GIB, MIB, format_bytes, one_of, shown
-
-SPARE_BYTES = 256 * MIB  # what the notebook says that a pass needs beside the weights
-# (layers, room of card 0, room of card 1)
-PAIRS = ((32, 11 * GIB, 6 * GIB), (24, 4 * GIB, 9 * GIB))
-ROWS, TOKENS = 2, 1024
+from labkit.values import GIB, format_bytes
 
 
-def place(model, room):
-    places, card, left = {}, 0, room[0] - 256 * 2**20
-    layers = [f"model.layers.{i}" for i in range(len(model.model.layers))]
-    for name in ["model.embed_tokens", "model.rotary_emb", *layers, "model.norm", "lm_head"]:
-        nbytes = sum(x.nbytes for x in model.get_submodule(name).parameters())
-        if card == 0 and nbytes > left:
-            card = 1  # and all that follows: one border, crossed once
-        left -= nbytes
-        places[name] = card
-    return places
+def by_layer(net, **options):
+    """The units of the lesson: each layer, and the rest with the root."""
+    for layer in net.model.layers:
+        fully_shard(layer, **options)
 
 
-def infer(device, layers, places):
-    """A pass over GPUs with numbers, each block's inputs moved to it."""
-    model = _llama(layers, "cpu").eval()
-    for name, number in places.items():
-        at = torch.device(device.type, number)
-        block = model.get_submodule(name).to(at)
-        block.register_forward_pre_hook(partial(_move, at), with_kwargs=True)
-    ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64, device=device)
-    with torch.no_grad():
-        yield model(input_ids=ids, logits_to_keep=1).logits.mean()
+@cache
+def one_rank(cut: Any, *, model: str, layers: int, seq_len: int, gpu: str, ranks: int) -> Run:
+    """One of ``ranks`` GPUs in a training step with one row each, after ``cut(net, **options)``."""
+
+    def train(device, layers):
+        net = lab.model(model, layers=layers)
+        lab.checkpointing(net)
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
+        cut(net, **options)
+        fully_shard(net, **options)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        rows = lab.batches(device=device, batch_size=1, seq_len=seq_len)
+        yield from train_steps(net, optimizer, rows)
+
+    with lab.pretend():
+        return lab.simulate(train, gpu=gpu, ranks=ranks, alike="layers", layers=layers)
 
 
-def _llama(layers: int, device: str) -> nn.Module:
-    return lab.model("Llama-3.1-8B", layers=layers, dtype=torch.bfloat16, device=device)
+MACHINE = 8  # GPUs to one
 
 
-def _move(at: torch.device, block: nn.Module, args: Any, named: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda x: x.to(at), (args, named))
+def seventy(ranks: int) -> Run:
+    """Llama-2-70B on ``ranks`` GPUs of 24 GB."""
+    size = {"model": "Llama-2-70B", "layers": 80, "seq_len": 2048}
+    return one_rank(by_layer, gpu="rtx-4090", ranks=ranks, **size)
+
+
+MOST_GPUS = 1024  # beyond it the simulation takes minutes
+
+
+def fewest():
+    # 16 bytes for each of 69 billion parameters: with 64 GPUs that is 16 GiB. Halve from there.
+    counts = range(64, 129, 8)
+    return counts[bisect_left(counts, True, key=lambda ranks: seventy(ranks).fits)]
 
 
 @check_of(
     "19-1",
-    place,
-    "Go through the modules in the order in which they run, and count bytes.",
-    "Card 0 takes modules until the next one would not fit, card 1 takes the rest. Leave "
-    "256 MiB of card 0 for the pass.",
+    fewest,
+    "69 billion parameters, 16 bytes each, divided by N; and then the floor, which the "
+    "shorter rows lower. Above which N is the sum below 23 GiB?",
+    'Try `lab.simulate(sharded.train, gpu="rtx-4090", ranks=N, model="Llama-2-70B", layers=80, '
+    'alike="layers", precision="amp-bf16", seq_len=2048).fits` for some N between 64 and 128.',
 )
-def check_place(answer):
-    for layers, *rooms in PAIRS:
-        model = _llama(layers, "meta")
-        given = checks.settings_of(checks.call(answer, model, dict(enumerate(rooms))))
-        where = f"For {layers} layers and cards of {' and '.join(map(format_bytes, rooms))}"
-        blocks = ["model.embed_tokens", *(f"model.layers.{i}" for i in range(layers))]
-        blocks += ["model.norm", "lm_head"]
-        places = {block: _card_of(block, given) for block in blocks}
-        places["model.rotary_emb"] = places["model.embed_tokens"]
-        problem = _not_a_map(given, places) or _too_much(layers, rooms, places)
-        crossings = sum(a != b for a, b in pairwise(places[block] for block in blocks))
-        if problem is None and crossings > 1:
-            problem = f"it fits, but the hidden state crosses {crossings} times, not once."
-        if problem:
-            return f"{where}: {problem}"
-    return None
+def check_fewest(answer):
+    return expect_limit(answer, "GPUs", seventy, most=MOST_GPUS, step=-MACHINE)
 
 
-def _card_of(name: str, given: Mapping[str, Any]) -> Any:
-    """Return the entry for ``name``, or for the nearest module that it is part of."""
-    while name and name not in given:
-        name = name.rpartition(".")[0]
-    return given.get(name)
+TARGET_BYTES = 11 * GIB // 2
+MORE_TRAFFIC = 1.1
+EIGHT = {"model": "Llama-3.1-8B", "layers": 32, "seq_len": 512, "gpu": "h100", "ranks": 64}
 
 
-def _not_a_map(given: Mapping[str, Any], places: Mapping[str, Any]) -> str | None:
-    for block, card in places.items():
-        if card not in (0, 1):
-            return f"{block} is to go to card 0 or 1, not to {shown(card)}."
-        if any(name.startswith(f"{block}.") for name in given):
-            return f"{block} is cut in two: its residual would cross back and forth. Keep it."
-    return None
-
-
-def _too_much(layers: int, rooms: list[int], places: dict[str, int]) -> str | None:
-    """Return which card the pass itself fills beyond its room."""
-    first = min(places.values())  # a map may leave one card empty
-    shifted = {name: card - first for name, card in places.items()}
-    with lab.pretend():
-        run = lab.simulate(infer, gpu="a100-80gb", steps=1, layers=layers, places=shifted)
-    for card, room_bytes in enumerate(rooms):
-        at = f"cpu:{card - first}"
-        taken_bytes = run.trace.peak(at).total_bytes if at in run.trace.devices else 0
-        if taken_bytes > room_bytes:
-            return f"card {card} comes to {format_bytes(taken_bytes)}. A pass needs room, too."
-    return None
-
-
-STAGES, TEXTS = 4, 32
-BASELINE_PIECES = 4  # micro-batches of the GPipe whose peak is to be halved
-MOST_IDLE, FEWEST_TEXTS, MOST_PEAK = 0.20, 2, 0.50
-ORDERS = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
-
-
-def plan():
-    # (4 - 1) / (m + 4 - 1) <= 0.2 from m = 12 on, and 32 / m >= 2 up to m = 16
-    return {"order": "1F1B", "pieces": 16}
-
-
-class FirstStage(nn.Module):
-    """The embedding and two of the eight layers that the notebook cuts in four."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = lab.model("SmolLM2-tiny", layers=2, vocab_size=256).model
-        self.model.norm = nn.Identity()
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=ids).last_hidden_state
-
-
-def train(device, order="GPipe", pieces=16):
-    """The first rank's steps of the pipeline that the notebook runs."""
-    stage = FirstStage().to(device)
-    ids = torch.empty(TEXTS // pieces, 256, dtype=torch.int64, device="meta")
-    hidden = torch.empty(*ids.shape, 192, device="meta", requires_grad=True)
-    ends = {"input_args": ids, "output_args": hidden}
-    loss_of = nn.functional.mse_loss  # without one there would be no backward
-    schedule = ORDERS[order](PipelineStage(stage, 0, STAGES, device, **ends), pieces, loss_of)
-    optimizer = torch.optim.AdamW(stage.parameters())
-    for batch in lab.batches(device=device, batch_size=TEXTS, seq_len=256):
-        schedule.step(batch, return_outputs=False)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield 0.0  # the loss is the last stage's
-
-
-def first_stage(order: str, pieces: int) -> Run:
-    ranks = {"ranks": STAGES, "rank": 0}
-    return checks.simulated(train, order=order, pieces=pieces, **ranks)
+def cut(net, **options):
+    for part in (*net.model.layers, net.model.embed_tokens, net.lm_head):
+        fully_shard(part, **options)
 
 
 @check_of(
     "19-2",
-    plan,
-    "(p - 1) / (m + p - 1) with p = 4: from which m on is it at most 0.2?",
-    "Which order of work sends a micro-batch back before all have gone forward?",
+    cut,
+    "The root unit holds whatever no other unit does, and it is whole from the start of "
+    "forward to its end, and again of backward. What is large and not in a layer?",
+    "`net.model.embed_tokens` and `net.lm_head` have 525 million parameters each: make "
+    "each a unit of its own, beside every one of `net.model.layers`.",
 )
-def check_plan(answer):
-    chosen = checks.settings_of(answer, ("order", "pieces"))
-    order = one_of(chosen["order"], ORDERS, "order")
-    pieces = checks.whole_number(chosen["pieces"], "the number of pieces", most=TEXTS)
-    if TEXTS % pieces:
-        return f"{TEXTS} texts cannot be cut into {pieces} equal micro-batches."
-    idle = (STAGES - 1) / (pieces + STAGES - 1)
-    if idle > MOST_IDLE:
-        return f"With {pieces} micro-batches each stage waits {idle:.0%} of the time: too long."
-    if TEXTS // pieces < FEWEST_TEXTS:
-        return f"{TEXTS // pieces} text in a micro-batch is too few: at least {FEWEST_TEXTS}."
-    run, reference = first_stage(order, pieces), first_stage("GPipe", BASELINE_PIECES)
-    share = run.peak_bytes / reference.peak_bytes
-    if share > MOST_PEAK:
-        return (
-            f"Each stage waits {idle:.0%} of the time, little enough. But the first one peaks at "
-            f"{share:.0%} of what it takes now. What share of the batch is on its way at once?"
-        )
-    return checks.Correct(f"That is right: {share:.0%} of the peak, and a wait of {idle:.0%}.")
+def check_cut(answer):
+    def watched(net, **options):
+        answer(net, **options)
+        if not any(isinstance(parameter, DTensor) for parameter in net.parameters()):
+            raise NotAttempted("No part is a unit yet: call `fully_shard(part, **options)`.")
+
+    run = one_rank(watched, **EIGHT)
+    usual = one_rank(by_layer, **EIGHT)
+    if problem := memory_target(run, TARGET_BYTES):
+        if run.peak_bytes > 2 * usual.peak_bytes:
+            problem += " Is there a unit that holds all layers? It is gathered whole."
+        return problem
+    if run.sent_bytes > MORE_TRAFFIC * usual.sent_bytes:
+        more = run.sent_bytes / usual.sent_bytes - 1
+        return f"The peak is low enough, but each rank sends {more:.0%} more than by layers."
+    return Correct(
+        f"That is right: {format_bytes(run.peak_bytes)} in place of "
+        f"{format_bytes(usual.peak_bytes)}."
+    )

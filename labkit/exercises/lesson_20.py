@@ -1,128 +1,180 @@
-"""Exercises of lesson 20: workers within a host-memory budget, and rows that stay on the disk."""
+"""Exercises of lesson 20: a map for two unequal cards, and a pipeline within a memory target."""
 
-import math
-import pickle
-import tempfile
-import tracemalloc
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
-import numpy as np
 import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils._pytree import tree_map_only
 
-from labkit.exercises.checks import Correct, call, expect_results
+import labkit as lab
+from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.values import GIB, KIB, MIB, format_bytes
+from labkit.runs import Run
+from labkit.values import GIB, MIB, format_bytes, one_of, shown
+
+SPARE_BYTES = 256 * MIB  # what the notebook says that a pass needs beside the weights
+# (layers, room of card 0, room of card 1)
+PAIRS = ((32, 11 * GIB, 6 * GIB), (24, 4 * GIB, 9 * GIB))
+ROWS, TOKENS = 2, 1024
 
 
-def workers(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
-    enough = math.ceil(load_seconds / step_seconds)  # more would wait for the GPU
-    affordable = budget_bytes // (worker_bytes + 2 * batch_bytes)
-    return min(enough, affordable)
+def place(model, room):
+    places, card, left = {}, 0, room[0] - 256 * 2**20
+    layers = [f"model.layers.{i}" for i in range(len(model.model.layers))]
+    for name in ["model.embed_tokens", "model.rotary_emb", *layers, "model.norm", "lm_head"]:
+        nbytes = sum(x.nbytes for x in model.get_submodule(name).parameters())
+        if card == 0 and nbytes > left:
+            card = 1  # and all that follows: one border, crossed once
+        left -= nbytes
+        places[name] = card
+    return places
 
 
-# (load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes)
-JOBS = (
-    (0.5, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # as many as the GPU can use
-    (0.4375, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # three and a half are four
-    (0.40625, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # and so are three and a quarter
-    (0.5, 0.125, 600 * MIB, 300 * MIB, 4 * GIB),  # the waiting batches are what costs
-    (0.5, 0.125, 1 * MIB, 3 * GIB, 8 * GIB),  # each worker has its copy of the data
-    (0.0625, 0.125, 1 * MIB, 300 * MIB, 16 * GIB),  # one is enough
-    (0.5, 0.125, 1 * MIB, 3 * GIB, 2 * GIB),  # not even one
-)
+def infer(device, layers, places):
+    """A pass over GPUs with numbers, each block's inputs moved to it."""
+    model = _llama(layers, "cpu").eval()
+    for name, number in places.items():
+        at = torch.device(device.type, number)
+        block = model.get_submodule(name).to(at)
+        block.register_forward_pre_hook(partial(_move, at), with_kwargs=True)
+    ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64, device=device)
+    with torch.no_grad():
+        yield model(input_ids=ids, logits_to_keep=1).logits.mean()
+
+
+def _llama(layers: int, device: str) -> nn.Module:
+    return lab.model("Llama-3.1-8B", layers=layers, dtype=torch.bfloat16, device=device)
+
+
+def _move(at: torch.device, block: nn.Module, args: Any, named: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda x: x.to(at), (args, named))
 
 
 @check_of(
     "20-1",
-    workers,
-    "w workers deliver w batches per load_seconds. How many can the GPU use in that time?",
-    "`math.ceil(load_seconds / step_seconds)` is enough. One worker takes "
-    "`worker_bytes + 2 * batch_bytes`: how many of them does the budget hold?",
+    place,
+    "Go through the modules in the order in which they run, and count bytes.",
+    "Card 0 takes modules until the next one would not fit, card 1 takes the rest. Leave "
+    "256 MiB of card 0 for the pass.",
 )
-def check_workers(answer):
-    return expect_results(answer, workers, JOBS, slips=_slips, rel_tolerance=0)
+def check_place(answer):
+    for layers, *rooms in PAIRS:
+        model = _llama(layers, "meta")
+        given = checks.settings_of(checks.call(answer, model, dict(enumerate(rooms))))
+        where = f"For {layers} layers and cards of {' and '.join(map(format_bytes, rooms))}"
+        blocks = ["model.embed_tokens", *(f"model.layers.{i}" for i in range(layers))]
+        blocks += ["model.norm", "lm_head"]
+        places = {block: _card_of(block, given) for block in blocks}
+        places["model.rotary_emb"] = places["model.embed_tokens"]
+        problem = _not_a_map(given, places) or _too_much(layers, rooms, places)
+        crossings = sum(a != b for a, b in pairwise(places[block] for block in blocks))
+        if problem is None and crossings > 1:
+            problem = f"it fits, but the hidden state crosses {crossings} times, not once."
+        if problem:
+            return f"{where}: {problem}"
+    return None
 
 
-def _slips(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
-    enough = math.ceil(load_seconds / step_seconds)
-    return {
-        round(load_seconds / step_seconds): "The GPU could use a part of one more worker.",
-        budget_bytes // (worker_bytes + 2 * batch_bytes): "Fewer deliver as much: the GPU cannot "
-        "use more than one batch per step.",
-        min(enough, budget_bytes // worker_bytes): "Count the batches that wait, too: that is over "
-        "the budget.",
-    }
+def _card_of(name: str, given: Mapping[str, Any]) -> Any:
+    """Return the entry for ``name``, or for the nearest module that it is part of."""
+    while name and name not in given:
+        name = name.rpartition(".")[0]
+    return given.get(name)
 
 
-ROW = 4096  # ids
-LARGEST_SHARE, LARGEST_PICKLE = 0.1, 64 * KIB
+def _not_a_map(given: Mapping[str, Any], places: Mapping[str, Any]) -> str | None:
+    for block, card in places.items():
+        if card not in (0, 1):
+            return f"{block} is to go to card 0 or 1, not to {shown(card)}."
+        if any(name.startswith(f"{block}.") for name in given):
+            return f"{block} is cut in two: its residual would cross back and forth. Keep it."
+    return None
 
 
-def hungry(path):
-    """The dataset that the notebook shows: every row in memory, as a list of Python's numbers."""
-    ids = np.fromfile(path, np.uint16).reshape(-1, 4096)
-    return [row.tolist() for row in ids]
+def _too_much(layers: int, rooms: list[int], places: dict[str, int]) -> str | None:
+    """Return which card the pass itself fills beyond its room."""
+    first = min(places.values())  # a map may leave one card empty
+    shifted = {name: card - first for name, card in places.items()}
+    with lab.pretend():
+        run = lab.simulate(infer, gpu="a100-80gb", steps=1, layers=layers, places=shifted)
+    for card, room_bytes in enumerate(rooms):
+        at = f"cpu:{card - first}"
+        taken_bytes = run.trace.peak(at).total_bytes if at in run.trace.devices else 0
+        if taken_bytes > room_bytes:
+            return f"card {card} comes to {format_bytes(taken_bytes)}. A pass needs room, too."
+    return None
 
 
-class Thrifty:
-    def __init__(self, path):
-        self.path = path  # all that it holds, and all that a worker is sent
+STAGES, TEXTS = 4, 32
+BASELINE_PIECES = 4  # micro-batches of the GPipe whose peak is to be halved
+MOST_IDLE, FEWEST_TEXTS, MOST_PEAK = 0.20, 2, 0.50
+ORDERS = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 
-    def __len__(self):
-        return Path(self.path).stat().st_size // (2 * 4096)
 
-    def __getitem__(self, row):
-        ids = np.fromfile(self.path, np.uint16, 4096, offset=2 * 4096 * row)
-        return torch.from_numpy(ids.astype(np.int64))
+def plan():
+    # (4 - 1) / (m + 4 - 1) <= 0.2 from m = 12 on, and 32 / m >= 2 up to m = 16
+    return {"order": "1F1B", "pieces": 16}
+
+
+class FirstStage(nn.Module):
+    """The embedding and two of the eight layers that the notebook cuts in four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = lab.model("SmolLM2-tiny", layers=2, vocab_size=256).model
+        self.model.norm = nn.Identity()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids).last_hidden_state
+
+
+def train(device, order="GPipe", pieces=16):
+    """The first rank's steps of the pipeline that the notebook runs."""
+    stage = FirstStage().to(device)
+    ids = torch.empty(TEXTS // pieces, 256, dtype=torch.int64, device="meta")
+    hidden = torch.empty(*ids.shape, 192, device="meta", requires_grad=True)
+    ends = {"input_args": ids, "output_args": hidden}
+    loss_of = nn.functional.mse_loss  # without one there would be no backward
+    schedule = ORDERS[order](PipelineStage(stage, 0, STAGES, device, **ends), pieces, loss_of)
+    optimizer = torch.optim.AdamW(stage.parameters())
+    for batch in lab.batches(device=device, batch_size=TEXTS, seq_len=256):
+        schedule.step(batch, return_outputs=False)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield 0.0  # the loss is the last stage's
+
+
+def first_stage(order: str, pieces: int) -> Run:
+    ranks = {"ranks": STAGES, "rank": 0}
+    return checks.simulated(train, order=order, pieces=pieces, **ranks)
 
 
 @check_of(
     "20-2",
-    Thrifty,
-    "A class with `__init__(self, path)`, `__len__` and `__getitem__(self, row)` is a "
-    "dataset. What is the least that it has to remember?",
-    "`np.fromfile(path, np.uint16, 4096, offset=2 * 4096 * row)` reads one row. "
-    "`np.memmap(path, np.uint16, 'r')` works too, if `__getitem__` opens it.",
+    plan,
+    "(p - 1) / (m + p - 1) with p = 4: from which m on is it at most 0.2?",
+    "Which order of work sends a micro-batch back before all have gone forward?",
 )
-def check_thrifty(answer):
-    rows = np.random.default_rng(0).integers(0, 1 << 16, (1024, ROW)).astype(np.uint16)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "ids.bin"
-        rows.tofile(path)
-        tracemalloc.start()
-        try:
-            data = call(answer, str(path))
-            problem = _wrong_rows(data, rows)
-            _, held_bytes = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        sent_bytes = 0 if problem else len(pickle.dumps(data))
-    if problem:
-        return problem
-    if held_bytes > LARGEST_SHARE * rows.nbytes:
+def check_plan(answer):
+    chosen = checks.settings_of(answer, ("order", "pieces"))
+    order = one_of(chosen["order"], ORDERS, "order")
+    pieces = checks.whole_number(chosen["pieces"], "the number of pieces", most=TEXTS)
+    if TEXTS % pieces:
+        return f"{TEXTS} texts cannot be cut into {pieces} equal micro-batches."
+    idle = (STAGES - 1) / (pieces + STAGES - 1)
+    if idle > MOST_IDLE:
+        return f"With {pieces} micro-batches each stage waits {idle:.0%} of the time: too long."
+    if TEXTS // pieces < FEWEST_TEXTS:
+        return f"{TEXTS // pieces} text in a micro-batch is too few: at least {FEWEST_TEXTS}."
+    run, reference = first_stage(order, pieces), first_stage("GPipe", BASELINE_PIECES)
+    share = run.peak_bytes / reference.peak_bytes
+    if share > MOST_PEAK:
         return (
-            f"The rows are right, but up to {format_bytes(held_bytes)} were held for a file of "
-            f"{format_bytes(rows.nbytes)}. Who needs more than one row at a time?"
+            f"Each stage waits {idle:.0%} of the time, little enough. But the first one peaks at "
+            f"{share:.0%} of what it takes now. What share of the batch is on its way at once?"
         )
-    if sent_bytes > LARGEST_PICKLE:
-        return (
-            f"A worker that is started afresh would be sent {format_bytes(sent_bytes)}: an open "
-            "`memmap` travels as its *contents*. Open the file where the row is read."
-        )
-    return Correct(
-        f"That is right: {format_bytes(held_bytes)} held, {sent_bytes} bytes for each worker."
-    )
-
-
-def _wrong_rows(data, rows):
-    """Return what is wrong with the length of ``data``, or with a row."""
-    if len(data) != len(rows):
-        return f"The file holds {len(rows)} rows of {ROW} numbers; yours has {len(data)}."
-    # Shuffled, as a sampler asks: a dataset that only reads on is found out.
-    for number in np.random.default_rng(1).permutation(len(rows)).tolist():
-        row = torch.as_tensor(data[number])
-        if row.dtype != torch.int64:
-            return f"Row {number} is of {row.dtype}; `int64` is asked for, as ids are."
-        if not np.array_equal(row.numpy(), rows[number].astype(np.int64)):
-            return f"Row {number} is not the one in the file. Mind the offset: it counts bytes."
-    return None
+    return checks.Correct(f"That is right: {share:.0%} of the peak, and a wait of {idle:.0%}.")

@@ -1,157 +1,128 @@
-"""Exercises of lesson 21: what a technique is worth given the rest, and a leaner stack."""
+"""Exercises of lesson 21: workers within a host-memory budget, and rows that stay on the disk."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+import pickle
+import tempfile
+import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import torch
 
-import labkit as lab
-from labkit.exercises import checks
-from labkit.exercises.checks import Correct, expect_results, memory_target, settings_of
+from labkit.exercises.checks import Correct, call, expect_results
 from labkit.exercises.engine import check_of
-from labkit.plan.recipe import Recipe
-from labkit.plan.techniques import HostOptimizer, chunked_loss
-from labkit.runs import Run
-from labkit.values import GIB, PRECISIONS, format_bytes, one_of
+from labkit.values import GIB, KIB, MIB, format_bytes
 
 
-def factor(weights, gradients, states, activations, k):
-    def peak(activations):
-        return weights + states + max(activations, gradients)  # backward, or the optimizer's step
+def workers(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
+    enough = math.ceil(load_seconds / step_seconds)  # more would wait for the GPU
+    affordable = budget_bytes // (worker_bytes + 2 * batch_bytes)
+    return min(enough, affordable)
 
-    return peak(activations) / peak(activations / k)
 
-
-# (weights, gradients, states, activations, k), in GiB
+# (load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes)
 JOBS = (
-    (2, 2, 4, 40, 4),  # backward's moment is the peak before and after
-    (2, 2, 4, 40, 1000),  # the optimizer's step is the peak after
-    (4, 4, 8, 3, 10),  # the optimizer's step is the peak before, too
-    (1, 0.1, 0.2, 9, 2),  # adapters
+    (0.5, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # as many as the GPU can use
+    (0.4375, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # three and a half are four
+    (0.40625, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # and so are three and a quarter
+    (0.5, 0.125, 600 * MIB, 300 * MIB, 4 * GIB),  # the waiting batches are what costs
+    (0.5, 0.125, 1 * MIB, 3 * GIB, 8 * GIB),  # each worker has its copy of the data
+    (0.0625, 0.125, 1 * MIB, 300 * MIB, 16 * GIB),  # one is enough
+    (0.5, 0.125, 1 * MIB, 3 * GIB, 2 * GIB),  # not even one
 )
 
 
 @check_of(
     "21-1",
-    factor,
-    "Write down both moments: backward holds weights, states and activations; the "
-    "optimizer's step holds weights, states and gradients.",
-    "before = weights + states + max(activations, gradients).",
+    workers,
+    "w workers deliver w batches per load_seconds. How many can the GPU use in that time?",
+    "`math.ceil(load_seconds / step_seconds)` is enough. One worker takes "
+    "`worker_bytes + 2 * batch_bytes`: how many of them does the budget hold?",
 )
-def check_factor(answer):
-    return expect_results(answer, factor, JOBS, slips=_slips)
+def check_workers(answer):
+    return expect_results(answer, workers, JOBS, slips=_slips, rel_tolerance=0)
 
 
-def _slips(weights, gradients, states, activations, k):
-    fixed, after = weights + states, activations / k
-    before_peak, after_peak = fixed + activations, fixed + after
+def _slips(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
+    enough = math.ceil(load_seconds / step_seconds)
     return {
-        k: "The weights and states do not shrink with the activations.",
-        before_peak / after_peak: "After the division another moment may be the fullest: the "
-        "optimizer's step.",
-        before_peak / (fixed + max(after, gradients)): "Before it, too, the optimizer's step may "
-        "be the fullest moment.",
-        (before_peak + gradients) / (after_peak + gradients): "Gradients and activations are not "
-        "there at the same time: they belong to two moments.",
-        1 / factor(weights, gradients, states, activations, k): "You return the share that is "
-        "left. How many times smaller is that?",
+        round(load_seconds / step_seconds): "The GPU could use a part of one more worker.",
+        budget_bytes // (worker_bytes + 2 * batch_bytes): "Fewer deliver as much: the GPU cannot "
+        "use more than one batch per step.",
+        min(enough, budget_bytes // worker_bytes): "Count the batches that wait, too: that is over "
+        "the budget.",
     }
 
 
-MODEL, ROWS = "SmolLM2-135M", 4
-MOST_BYTES = int(1.4 * GIB)
-#: Every setting of the lesson's job, as in its whole stack.
-STACK = {
-    "precision": "amp-bf16",
-    "attention": "sdpa",
-    "recompute": True,
-    "chunk": 1024,
-    "micro": 2,
-    "eight_bit": True,
-    "on_host": True,
-}
+ROW = 4096  # ids
+LARGEST_SHARE, LARGEST_PICKLE = 0.1, 64 * KIB
 
 
-def job(
-    device,
-    layers,
-    precision="fp32",
-    attention="eager",
-    recompute=False,
-    chunk=None,
-    micro=None,
-    eight_bit=False,
-    on_host=False,
-):
-    """The lesson's job, at the size of the exercise."""
-    dtype = lab.dtype_of(precision)
-    model = lab.model(MODEL, device=device, dtype=dtype, layers=layers, attention=attention)
-    lab.checkpointing(model, on=recompute)
-    weights = list(model.parameters())
-    if on_host:
-        optimizer = HostOptimizer(weights, Recipe())
-    elif eight_bit:
-        import bitsandbytes
-
-        optimizer = bitsandbytes.optim.AdamW8bit(weights)
-    else:
-        optimizer = torch.optim.AdamW(weights)
-    for ids in lab.batches(device=device, batch_size=ROWS, seq_len=1024):
-        total = torch.zeros((), device=device)
-        for rows in ids.split(micro or ROWS):
-            with lab.autocast(device, precision):
-                if chunk is None:
-                    loss = model(input_ids=rows, labels=rows).loss
-                else:
-                    loss = chunked_loss(model, rows, chunk)
-                loss = loss * len(rows) / ROWS
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield total
+def hungry(path):
+    """The dataset that the notebook shows: every row in memory, as a list of Python's numbers."""
+    ids = np.fromfile(path, np.uint16).reshape(-1, 4096)
+    return [row.tolist() for row in ids]
 
 
-def simulated(**settings: Any) -> Run:
-    """The job with these settings on the GPU of the exercise."""
-    return checks.simulated(job, gpu="rtx-4090", layers=30, alike="layers", **settings)
+class Thrifty:
+    def __init__(self, path):
+        self.path = path  # all that it holds, and all that a worker is sent
 
+    def __len__(self):
+        return Path(self.path).stat().st_size // (2 * 4096)
 
-def leaner():
-    # Nothing is left of the layers' activations, so halving the rows saves nothing any more, and
-    # makes gradients wait through the loss. What stands in the peak then is a piece of logits.
-    layers = {"precision": "amp-bf16", "attention": "sdpa", "recompute": True}
-    return {**layers, "chunk": 256, "on_host": True}
+    def __getitem__(self, row):
+        ids = np.fromfile(self.path, np.uint16, 4096, offset=2 * 4096 * row)
+        return torch.from_numpy(ids.astype(np.int64))
 
 
 @check_of(
     "21-2",
-    leaner,
-    "Look at the table under the bars: what stands in the peak of the whole stack?",
-    "Gradients stand there because the second half of the rows comes after the first. Is "
-    "halving the rows still worth it, with checkpointing on?",
-    "The temporary bytes are logits, `chunk` rows of them: 49152 columns of 4 bytes.",
+    Thrifty,
+    "A class with `__init__(self, path)`, `__len__` and `__getitem__(self, row)` is a "
+    "dataset. What is the least that it has to remember?",
+    "`np.fromfile(path, np.uint16, 4096, offset=2 * 4096 * row)` reads one row. "
+    "`np.memmap(path, np.uint16, 'r')` works too, if `__getitem__` opens it.",
 )
-def check_leaner(answer):
-    settings = settings_of(answer, STACK)
-    precision = one_of(settings.get("precision", "fp32"), PRECISIONS, "precision")
-    if not precision.startswith(("fp32", "amp-bf16")):
-        return f"With {precision} it is another training: take fp32 or amp-bf16."
-    run = simulated(**settings)
-    if problem := memory_target(run, MOST_BYTES):
-        return f"{problem} {_leaner_advice(settings, run)}"
-    whole = simulated(**STACK)
+def check_thrifty(answer):
+    rows = np.random.default_rng(0).integers(0, 1 << 16, (1024, ROW)).astype(np.uint16)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "ids.bin"
+        rows.tofile(path)
+        tracemalloc.start()
+        try:
+            data = call(answer, str(path))
+            problem = _wrong_rows(data, rows)
+            _, held_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        sent_bytes = 0 if problem else len(pickle.dumps(data))
+    if problem:
+        return problem
+    if held_bytes > LARGEST_SHARE * rows.nbytes:
+        return (
+            f"The rows are right, but up to {format_bytes(held_bytes)} were held for a file of "
+            f"{format_bytes(rows.nbytes)}. Who needs more than one row at a time?"
+        )
+    if sent_bytes > LARGEST_PICKLE:
+        return (
+            f"A worker that is started afresh would be sent {format_bytes(sent_bytes)}: an open "
+            "`memmap` travels as its *contents*. Open the file where the row is read."
+        )
     return Correct(
-        f"That is right: {format_bytes(run.peak_bytes)}, where the whole stack took "
-        f"{format_bytes(whole.peak_bytes)}."
+        f"That is right: {format_bytes(held_bytes)} held, {sent_bytes} bytes for each worker."
     )
 
 
-def _leaner_advice(settings: Mapping[str, Any], run: Run) -> str:
-    if run.bytes_of("optimizer"):
-        return "States on the card alone are more than what is to be saved."
-    if settings.get("micro") and run.bytes_of("gradients"):
-        return "Which switch makes gradients wait while there are still activations?"
-    if settings.get("chunk") is None or run.bytes_of("temporary") > run.bytes_of("gradients") / 2:
-        return "What are the temporary bytes? Which setting says how many of them there are?"
-    return "Compare with the whole stack, one setting at a time."
+def _wrong_rows(data, rows):
+    """Return what is wrong with the length of ``data``, or with a row."""
+    if len(data) != len(rows):
+        return f"The file holds {len(rows)} rows of {ROW} numbers; yours has {len(data)}."
+    # Shuffled, as a sampler asks: a dataset that only reads on is found out.
+    for number in np.random.default_rng(1).permutation(len(rows)).tolist():
+        row = torch.as_tensor(data[number])
+        if row.dtype != torch.int64:
+            return f"Row {number} is of {row.dtype}; `int64` is asked for, as ids are."
+        if not np.array_equal(row.numpy(), rows[number].astype(np.int64)):
+            return f"Row {number} is not the one in the file. Mind the offset: it counts bytes."
+    return None

@@ -1,130 +1,157 @@
-"""Exercises of lesson 22: the longest text that fits, and a memory target with a bound on time."""
+"""Exercises of lesson 22: what a technique is worth given the rest, and a leaner stack."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import labkit as lab
 from labkit.exercises import checks
-from labkit.exercises.checks import Correct, settings_of, whole_number
+from labkit.exercises.checks import Correct, expect_results, memory_target, settings_of
 from labkit.exercises.engine import check_of
-from labkit.plan.estimate import Estimate
 from labkit.plan.recipe import Recipe
-from labkit.plan.search import least_seconds
-from labkit.values import GIB, format_bytes
+from labkit.plan.techniques import HostOptimizer, chunked_loss
+from labkit.runs import Run
+from labkit.values import GIB, PRECISIONS, format_bytes, one_of
 
-MODEL, GPU = "Llama-3.1-8B", "rtx-4090"
-QLORA = Recipe(
-    precision="bf16", lora=16, quantize="nf4-double", checkpointing=True, chunked_loss=True
+
+def factor(weights, gradients, states, activations, k):
+    def peak(activations):
+        return weights + states + max(activations, gradients)  # backward, or the optimizer's step
+
+    return peak(activations) / peak(activations / k)
+
+
+# (weights, gradients, states, activations, k), in GiB
+JOBS = (
+    (2, 2, 4, 40, 4),  # backward's moment is the peak before and after
+    (2, 2, 4, 40, 1000),  # the optimizer's step is the peak after
+    (4, 4, 8, 3, 10),  # the optimizer's step is the peak before, too
+    (1, 0.1, 0.2, 9, 2),  # adapters
 )
-MULTIPLE, POSITIONS = 1024, 131_072
-MARGIN = 0.05  # of the capacity, as in lab.advise
-MOST_BYTES, MOST_SECONDS = 20 * GIB, 0.40
-LEAST_TOKENS, MOST_TOKENS = 1024, 16_384
-
-
-def estimated(recipe: Recipe) -> Estimate:
-    return checks.estimated(MODEL, GPU, recipe)
-
-
-def longest():
-    # Memory is close to a straight line in the length: two estimates say where it meets the card.
-    def needs(tokens):
-        return estimated(QLORA.but(seq_len=tokens)).peak_reserved_bytes
-
-    room = 0.95 * estimated(QLORA.but(seq_len=8192)).capacity_bytes
-    per_token = (needs(16_384) - needs(8192)) / 8192
-    tokens = int(8192 + (room - needs(8192)) / per_token) // 1024 * 1024
-    # The allocator hands out whole segments, so the line is no ruler: look left and right.
-    while needs(tokens) > room:
-        tokens -= 1024
-    while needs(tokens + 1024) <= room:
-        tokens += 1024
-    return tokens
 
 
 @check_of(
     "22-1",
-    longest,
-    "Memory is close to a straight line in the length. Estimate two lengths, 8192 and 16384 say. "
-    "How many bytes does a token take?",
-    "95 % of `estimate(...).capacity_bytes`, less the need, divided by the bytes per "
-    "token: so many more tokens there is room for. Round down, and try its neighbours.",
+    factor,
+    "Write down both moments: backward holds weights, states and activations; the "
+    "optimizer's step holds weights, states and gradients.",
+    "before = weights + states + max(activations, gradients).",
 )
-def check_longest(answer):
-    tokens = whole_number(answer, "the number of tokens", most=POSITIONS)
-    if tokens % MULTIPLE:
-        return f"{tokens} is no multiple of {MULTIPLE}."
-    found = estimated(QLORA.but(seq_len=tokens))
-    room_bytes = int((1 - MARGIN) * found.capacity_bytes)
-    text = (
-        f"{tokens} tokens need {format_bytes(found.peak_reserved_bytes)}; {1 - MARGIN:.0%} of the "
-        f"memory is {format_bytes(room_bytes)}"
-    )
-    if found.peak_reserved_bytes > room_bytes:
-        return f"{text}: a shorter text."
-    longer = estimated(QLORA.but(seq_len=tokens + MULTIPLE))
-    if longer.peak_reserved_bytes <= room_bytes:
-        return f"{text}, and {tokens + MULTIPLE} tokens would still fit: a longer text."
-    return Correct(f"That is right. {text}, and {MULTIPLE} tokens more would not fit.")
+def check_factor(answer):
+    return expect_results(answer, factor, JOBS, slips=_slips)
 
 
-def thrifty_fields():
-    # bf16 weights are 15 GiB; nothing else may stay for each of them. SGD keeps no state, and in
-    # backward no gradient stays either. One text's activations go by checkpointing.
+def _slips(weights, gradients, states, activations, k):
+    fixed, after = weights + states, activations / k
+    before_peak, after_peak = fixed + activations, fixed + after
     return {
-        "precision": "bf16",
-        "optimizer": "sgd",
-        "optimizer_in_backward": True,
-        "checkpointing": True,
-        "chunked_loss": True,
-        "batch_size": 1,
-        "seq_len": 1024,
+        k: "The weights and states do not shrink with the activations.",
+        before_peak / after_peak: "After the division another moment may be the fullest: the "
+        "optimizer's step.",
+        before_peak / (fixed + max(after, gradients)): "Before it, too, the optimizer's step may "
+        "be the fullest moment.",
+        (before_peak + gradients) / (after_peak + gradients): "Gradients and activations are not "
+        "there at the same time: they belong to two moments.",
+        1 / factor(weights, gradients, states, activations, k): "You return the share that is "
+        "left. How many times smaller is that?",
     }
+
+
+MODEL, ROWS = "SmolLM2-135M", 4
+MOST_BYTES = int(1.4 * GIB)
+#: Every setting of the lesson's job, as in its whole stack.
+STACK = {
+    "precision": "amp-bf16",
+    "attention": "sdpa",
+    "recompute": True,
+    "chunk": 1024,
+    "micro": 2,
+    "eight_bit": True,
+    "on_host": True,
+}
+
+
+def job(
+    device,
+    layers,
+    precision="fp32",
+    attention="eager",
+    recompute=False,
+    chunk=None,
+    micro=None,
+    eight_bit=False,
+    on_host=False,
+):
+    """The lesson's job, at the size of the exercise."""
+    dtype = lab.dtype_of(precision)
+    model = lab.model(MODEL, device=device, dtype=dtype, layers=layers, attention=attention)
+    lab.checkpointing(model, on=recompute)
+    weights = list(model.parameters())
+    if on_host:
+        optimizer = HostOptimizer(weights, Recipe())
+    elif eight_bit:
+        import bitsandbytes
+
+        optimizer = bitsandbytes.optim.AdamW8bit(weights)
+    else:
+        optimizer = torch.optim.AdamW(weights)
+    for ids in lab.batches(device=device, batch_size=ROWS, seq_len=1024):
+        total = torch.zeros((), device=device)
+        for rows in ids.split(micro or ROWS):
+            with lab.autocast(device, precision):
+                if chunk is None:
+                    loss = model(input_ids=rows, labels=rows).loss
+                else:
+                    loss = chunked_loss(model, rows, chunk)
+                loss = loss * len(rows) / ROWS
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total
+
+
+def simulated(**settings: Any) -> Run:
+    """The job with these settings on the GPU of the exercise."""
+    return checks.simulated(job, gpu="rtx-4090", layers=30, alike="layers", **settings)
+
+
+def leaner():
+    # Nothing is left of the layers' activations, so halving the rows saves nothing any more, and
+    # makes gradients wait through the loss. What stands in the peak then is a piece of logits.
+    layers = {"precision": "amp-bf16", "attention": "sdpa", "recompute": True}
+    return {**layers, "chunk": 256, "on_host": True}
 
 
 @check_of(
     "22-2",
-    thrifty_fields,
-    "Eight billion weights: how many GiB do they take in each precision, and how many "
-    "bytes per parameter does that leave for optimizer state and gradients?",
-    "Almost none. `optimizer_in_backward` lets each gradient go at once, checkpointing the "
-    "activations. Of the two optimizers without state, one moves far fewer bytes.",
+    leaner,
+    "Look at the table under the bars: what stands in the peak of the whole stack?",
+    "Gradients stand there because the second half of the rows comes after the first. Is "
+    "halving the rows still worth it, with checkpointing on?",
+    "The temporary bytes are logits, `chunk` rows of them: 49152 columns of 4 bytes.",
 )
-def check_fields(answer):
-    recipe = Recipe().but(**settings_of(answer))
-    if problem := _other_training(recipe):
-        return problem
-    found = estimated(recipe)
-    needed, floor = format_bytes(found.peak_reserved_bytes), format_bytes(found.floor_bytes)
-    bound = _seconds(found, moved_bytes=found.run.moved_bytes)
-    if found.peak_reserved_bytes > MOST_BYTES:
-        advice = "a schedule can help"
-        if found.floor_bytes > MOST_BYTES:
-            advice = "no batch and no schedule helps: take away bytes per parameter"
-        largest = max(found.by_category, key=found.by_category.get)
-        return (
-            f"Your recipe needs {needed}, the target is {format_bytes(MOST_BYTES)}. Its floor is "
-            f"{floor}, so {advice}. The largest part of the peak is {largest}."
-        )
-    if bound > MOST_SECONDS:
-        reason = "moving bytes: which optimizer reads and writes the most?"
-        if bound == _seconds(found, moved_bytes=0):
-            reason = "its arithmetic: which technique computes things twice?"
-        return (
-            f"It is small enough, but takes at least {bound:.2f} s per 1000 tokens; the limit is "
-            f"{MOST_SECONDS:.2f} s. What takes that long is {reason}"
-        )
-    return Correct(f"That is right: {needed}, and at least {bound:.2f} s per 1000 tokens.")
+def check_leaner(answer):
+    settings = settings_of(answer, STACK)
+    precision = one_of(settings.get("precision", "fp32"), PRECISIONS, "precision")
+    if not precision.startswith(("fp32", "amp-bf16")):
+        return f"With {precision} it is another training: take fp32 or amp-bf16."
+    run = simulated(**settings)
+    if problem := memory_target(run, MOST_BYTES):
+        return f"{problem} {_leaner_advice(settings, run)}"
+    whole = simulated(**STACK)
+    return Correct(
+        f"That is right: {format_bytes(run.peak_bytes)}, where the whole stack took "
+        f"{format_bytes(whole.peak_bytes)}."
+    )
 
 
-def _other_training(recipe: Recipe) -> str | None:
-    if recipe.lora:
-        return "Your recipe trains adapters. Here every weight is trained: leave lora out."
-    if recipe.offload != "none" or recipe.optimizer == "paged-adamw8bit":
-        return "Nothing may live on the host, and a paged optimizer can keep its state there."
-    if not LEAST_TOKENS <= recipe.tokens <= MOST_TOKENS:
-        return f"Your step has {recipe.tokens} tokens; {LEAST_TOKENS} to {MOST_TOKENS} are allowed."
-    return None
-
-
-def _seconds(found: Estimate, *, moved_bytes: int) -> float:
-    """Return the lesson's bound, per 1000 tokens, without a link: nothing is on the host here."""
-    recipe = found.recipe
-    bound = least_seconds(found.gpu, recipe.precision, found.run.flops, moved_bytes, 0)
-    return 1000 / recipe.tokens * bound
+def _leaner_advice(settings: Mapping[str, Any], run: Run) -> str:
+    if run.bytes_of("optimizer"):
+        return "States on the card alone are more than what is to be saved."
+    if settings.get("micro") and run.bytes_of("gradients"):
+        return "Which switch makes gradients wait while there are still activations?"
+    if settings.get("chunk") is None or run.bytes_of("temporary") > run.bytes_of("gradients") / 2:
+        return "What are the temporary bytes? Which setting says how many of them there are?"
+    return "Compare with the whole stack, one setting at a time."

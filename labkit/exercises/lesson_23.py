@@ -1,141 +1,130 @@
-"""Exercises of lesson 23: which technique a job needs, and the greedy order of adoption."""
+"""Exercises of lesson 23: the longest text that fits, and a memory target with a bound on time."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
-
-from labkit.exercises.checks import call
+from labkit.exercises import checks
+from labkit.exercises.checks import Correct, settings_of, whole_number
 from labkit.exercises.engine import check_of
-from labkit.values import one_of, shown
+from labkit.plan.estimate import Estimate
+from labkit.plan.recipe import Recipe
+from labkit.plan.search import least_seconds
+from labkit.values import GIB, format_bytes
 
-
-def needed(parts, table, card):
-    fitting = {}
-    for name, (part, share, seconds) in table.items():
-        peak = sum(parts.values()) - share * parts[part]  # the other parts stay as they are
-        if peak <= card:
-            fitting[name] = seconds
-    return min(fitting, key=fitting.get) if fitting else "none"
-
-
-#: As in the lesson's table: which part falls, by which share of it, seconds added to the bound.
-TABLE = {
-    "checkpointing": ("activations", 0.9, 0.15),
-    "smaller batches": ("activations", 0.5, 0.04),
-    "8-bit optimizer": ("optimizer", 0.75, -0.08),
-    "optimizer on the host": ("optimizer", 1.0, 0.34),
-}
-# (what the peak is made of, in GiB; the card, in GiB)
-PEAKS = (
-    ({"weights": 5, "optimizer": 9, "activations": 23}, 24),  # only checkpointing is enough
-    ({"weights": 5, "optimizer": 9, "activations": 23}, 28),  # so is the cheaper one
-    ({"weights": 8, "optimizer": 16, "activations": 2}, 16),  # the cheap one, and it saves time
-    ({"weights": 8, "optimizer": 16, "activations": 2}, 11),  # the dear one
-    ({"weights": 12, "optimizer": 6, "activations": 6}, 11),  # none: weights stay
-    ({"weights": 6, "optimizer": 8, "activations": 8}, 18),  # several would do
+MODEL, GPU = "Llama-3.1-8B", "rtx-4090"
+QLORA = Recipe(
+    precision="bf16", lora=16, quantize="nf4-double", checkpointing=True, chunked_loss=True
 )
+MULTIPLE, POSITIONS = 1024, 131_072
+MARGIN = 0.05  # of the capacity, as in lab.advise
+MOST_BYTES, MOST_SECONDS = 20 * GIB, 0.40
+LEAST_TOKENS, MOST_TOKENS = 1024, 16_384
+
+
+def estimated(recipe: Recipe) -> Estimate:
+    return checks.estimated(MODEL, GPU, recipe)
+
+
+def longest():
+    # Memory is close to a straight line in the length: two estimates say where it meets the card.
+    def needs(tokens):
+        return estimated(QLORA.but(seq_len=tokens)).peak_reserved_bytes
+
+    room = 0.95 * estimated(QLORA.but(seq_len=8192)).capacity_bytes
+    per_token = (needs(16_384) - needs(8192)) / 8192
+    tokens = int(8192 + (room - needs(8192)) / per_token) // 1024 * 1024
+    # The allocator hands out whole segments, so the line is no ruler: look left and right.
+    while needs(tokens) > room:
+        tokens -= 1024
+    while needs(tokens + 1024) <= room:
+        tokens += 1024
+    return tokens
 
 
 @check_of(
     "23-1",
-    needed,
-    "What is left of the peak after each technique? Only its own part shrinks.",
-    "Keep those with which `sum(parts.values()) - share * parts[part]` is at most the card. Of "
-    "them, `min(..., key=...)` by the seconds; 'none' if there are none.",
+    longest,
+    "Memory is close to a straight line in the length. Estimate two lengths, 8192 and 16384 say. "
+    "How many bytes does a token take?",
+    "95 % of `estimate(...).capacity_bytes`, less the need, divided by the bytes per "
+    "token: so many more tokens there is room for. Round down, and try its neighbours.",
 )
-def check_needed(answer):
-    for parts, card in PEAKS:
-        given = one_of(call(answer, dict(parts), dict(TABLE), card), (*TABLE, "none"), "technique")
-        if given != needed(parts, TABLE, card):
-            made_of = ", ".join(f"{size} GiB of {name}" for name, size in parts.items())
-            return (
-                f"A peak of {made_of}, on a card of {card} GiB: you return '{given}'. "
-                f"{_advice(given, parts, card)}"
-            )
-    return None
+def check_longest(answer):
+    tokens = whole_number(answer, "the number of tokens", most=POSITIONS)
+    if tokens % MULTIPLE:
+        return f"{tokens} is no multiple of {MULTIPLE}."
+    found = estimated(QLORA.but(seq_len=tokens))
+    room_bytes = int((1 - MARGIN) * found.capacity_bytes)
+    text = (
+        f"{tokens} tokens need {format_bytes(found.peak_reserved_bytes)}; {1 - MARGIN:.0%} of the "
+        f"memory is {format_bytes(room_bytes)}"
+    )
+    if found.peak_reserved_bytes > room_bytes:
+        return f"{text}: a shorter text."
+    longer = estimated(QLORA.but(seq_len=tokens + MULTIPLE))
+    if longer.peak_reserved_bytes <= room_bytes:
+        return f"{text}, and {tokens + MULTIPLE} tokens would still fit: a longer text."
+    return Correct(f"That is right. {text}, and {MULTIPLE} tokens more would not fit.")
 
 
-def _advice(given: str, parts: Mapping[str, float], card: float) -> str:
-    """Why ``given`` is not what this job needs."""
-    if given == "none":
-        return "One of them is enough: try each, and subtract what it takes from its own part."
-    part, share, _ = TABLE[given]
-    left = sum(parts.values()) - share * parts[part]
-    if left > card:
-        return f"It takes {share:.0%} of the {part} alone, and leaves {left:g} GiB."
-    return "It fits, but another one that fits adds fewer seconds."
-
-
-def order(measure, names):
-    adopted = []
-    peak, seconds = measure(adopted)
-    while True:
-        best = None
-        for name in names:
-            if name in adopted:
-                continue
-            new_peak, new_seconds = measure([*adopted, name])  # on top of what is there already
-            saved, added = peak - new_peak, new_seconds - seconds
-            if saved <= 0:
-                continue
-            worth = (True, saved) if added <= 0 else (False, saved / added)
-            if best is None or worth > best[0]:
-                best = worth, name, new_peak, new_seconds
-        if best is None:
-            return adopted
-        _, name, peak, seconds = best
-        adopted.append(name)
-
-
-Measure = Callable[[Sequence[str]], tuple[float, float]]
-SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3}
-#: Jobs by what each is to find out: the peaks of backward and of the optimizer's step, in GiB, and
-#: how much of each a technique saves.
-ORDER_JOBS = {
-    "independent savings": ((40, 0), {"a": (10, 0), "b": (6, 0), "c": (3, 0), "d": (9, 0)}),
-    "a peak that moves": ((40, 30), {"a": (15, 0), "b": (0, 12), "c": (4, 0), "d": (9, 0)}),
-    "one that saves nothing": ((20, 18), {"a": (8, 0), "b": (0, 1), "c": (-2, 0), "d": (0, 9)}),
-    "nothing to save": ((20, 20), dict.fromkeys(SECONDS, (5, 0))),
-}
-
-
-def _measure_of(peaks: tuple[int, int], savings: Mapping[str, tuple[int, int]]) -> Measure:
-    def measure(adopted: Sequence[str]) -> tuple[float, float]:
-        backward, step = peaks
-        for name in set(adopted):
-            backward, step = backward - savings[name][0], step - savings[name][1]
-        return max(backward, step), 1.0 + sum(SECONDS[name] for name in set(adopted))
-
-    return measure
+def thrifty_fields():
+    # bf16 weights are 15 GiB; nothing else may stay for each of them. SGD keeps no state, and in
+    # backward no gradient stays either. One text's activations go by checkpointing.
+    return {
+        "precision": "bf16",
+        "optimizer": "sgd",
+        "optimizer_in_backward": True,
+        "checkpointing": True,
+        "chunked_loss": True,
+        "batch_size": 1,
+        "seq_len": 1024,
+    }
 
 
 @check_of(
     "23-2",
-    order,
-    "Begin with an empty list. In each round measure `[*adopted, name]` for every name "
-    "that is left, and compare with `measure(adopted)`.",
-    "Skip what saves nothing. A tuple ranks the others: `(True, saved)` if no seconds are "
-    "added, else `(False, saved / added)`.",
+    thrifty_fields,
+    "Eight billion weights: how many GiB do they take in each precision, and how many "
+    "bytes per parameter does that leave for optimizer state and gradients?",
+    "Almost none. `optimizer_in_backward` lets each gradient go at once, checkpointing the "
+    "activations. Of the two optimizers without state, one moves far fewer bytes.",
 )
-def check_order(answer):
-    for title, job in ORDER_JOBS.items():
-        measure = _measure_of(*job)
-        given, right = call(answer, measure, list(SECONDS)), order(measure, SECONDS)
-        if not isinstance(given, list | tuple) or not all(name in SECONDS for name in given):
-            return f"A list of the names given is asked for; you return {shown(given)}."
-        if list(given) != right:
-            advice = _order_advice(list(given), right, measure)
-            return f"With {title}: you return {list(given)}. {advice}"
+def check_fields(answer):
+    recipe = Recipe().but(**settings_of(answer))
+    if problem := _other_training(recipe):
+        return problem
+    found = estimated(recipe)
+    needed, floor = format_bytes(found.peak_reserved_bytes), format_bytes(found.floor_bytes)
+    bound = _seconds(found, moved_bytes=found.run.moved_bytes)
+    if found.peak_reserved_bytes > MOST_BYTES:
+        advice = "a schedule can help"
+        if found.floor_bytes > MOST_BYTES:
+            advice = "no batch and no schedule helps: take away bytes per parameter"
+        largest = max(found.by_category, key=found.by_category.get)
+        return (
+            f"Your recipe needs {needed}, the target is {format_bytes(MOST_BYTES)}. Its floor is "
+            f"{floor}, so {advice}. The largest part of the peak is {largest}."
+        )
+    if bound > MOST_SECONDS:
+        reason = "moving bytes: which optimizer reads and writes the most?"
+        if bound == _seconds(found, moved_bytes=0):
+            reason = "its arithmetic: which technique computes things twice?"
+        return (
+            f"It is small enough, but takes at least {bound:.2f} s per 1000 tokens; the limit is "
+            f"{MOST_SECONDS:.2f} s. What takes that long is {reason}"
+        )
+    return Correct(f"That is right: {needed}, and at least {bound:.2f} s per 1000 tokens.")
+
+
+def _other_training(recipe: Recipe) -> str | None:
+    if recipe.lora:
+        return "Your recipe trains adapters. Here every weight is trained: leave lora out."
+    if recipe.offload != "none" or recipe.optimizer == "paged-adamw8bit":
+        return "Nothing may live on the host, and a paged optimizer can keep its state there."
+    if not LEAST_TOKENS <= recipe.tokens <= MOST_TOKENS:
+        return f"Your step has {recipe.tokens} tokens; {LEAST_TOKENS} to {MOST_TOKENS} are allowed."
     return None
 
 
-def _order_advice(given: list[str], right: list[str], measure: Measure) -> str:
-    """Compare the first choice that is wrong with the right one, on top of what was adopted."""
-    pairs = zip(given, right, strict=False)
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    peak, seconds = measure(right[:same])
-    texts = []
-    for choice in (given[same : same + 1], right[same : same + 1]):
-        new_peak, new_seconds = measure(right[:same] + choice)
-        saving = f"saves {peak - new_peak:g} GiB for {new_seconds - seconds:+.1f} s"
-        texts.append(f"'{choice[0]}' {saving}" if choice else "nothing more")
-    return f"After {right[:same]} you take: {texts[0]}. Better: {texts[1]}."
+def _seconds(found: Estimate, *, moved_bytes: int) -> float:
+    """Return the lesson's bound, per 1000 tokens, without a link: nothing is on the host here."""
+    recipe = found.recipe
+    bound = least_seconds(found.gpu, recipe.precision, found.run.flops, moved_bytes, 0)
+    return 1000 / recipe.tokens * bound

@@ -1,7 +1,7 @@
 """Every lesson of the course, executed at its full size by labkit's own runner and checked.
 
 Each is a test of its own, so that they run beside other tests. All share one folder, because lesson
-23 reads what the others found.
+24 reads what the others found.
 """
 
 import os
@@ -15,13 +15,13 @@ from labkit.course.claims import Verdict
 from labkit.values import GIB
 
 #: Judged otherwise for a T4, phantom or simulated, than for the GPU that these lessons name: it has
-#: neither BF16 nor flash attention, and lesson 21 gives cards below 20 GB texts half as long.
-#: Simulated for a T4, lesson 16 gives the phantom's shares to the last digit.
+#: neither BF16 nor flash attention, and lesson 22 gives cards below 20 GB texts half as long.
+#: Simulated for a T4, lesson 17 gives the phantom's shares to the last digit.
 OTHERWISE_ON_T4 = {"bf16-halves", "offload-80", "stack-50-80"}
 #: torch.compile writes C++ for a CPU, which saves 0.3 % of one block's peak, and Triton for a GPU,
 #: which adds 0.8 % to it: to one side of nothing and to the other.
 ANOTHER_COMPILER = {"compile-shrinks"}
-ENOUGH_BYTES = 5 * GIB  # for lesson 14 to train all weights, too
+ENOUGH_BYTES = 5 * GIB  # for lesson 15 to train all weights, too
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +42,8 @@ def test_it_passes_with_a_valid_result_and_can_be_reported(folder, lesson):
     assert result.parameters.keys() >= {"batch_size", "precision", "seed"}
     assert not verdicts_that_differ(result)
     notebook = lessons.read_notebook(folder / outcome.notebook)
-    if lesson.number == "14" and psutil.virtual_memory().total > ENOUGH_BYTES:
-        [cell] = [cell for cell in notebook.cells if cell.id == "14-plot-3"]
+    if lesson.number == "15" and psutil.virtual_memory().total > ENOUGH_BYTES:
+        [cell] = [cell for cell in notebook.cells if cell.id == "15-plot-3"]
         assert "all weights" in cell.outputs[0].data["text/plain"]
     page = report.render(notebook)
     assert not re.search(r"""<script|<link|src=["'](?!data:)|@import|url\((?!data:)""", page)

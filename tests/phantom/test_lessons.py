@@ -12,7 +12,7 @@ from labkit.course.lessons import find, lesson_at
 from labkit.course.outcomes import stored_result
 
 #: Beside the nightly ones: attention's kernels, and a recipe that is measured and predicted.
-EACH_TIME = ("08", "22")
+EACH_TIME = ("08", "23")
 LESSONS = [
     pytest.param(
         lesson, id=lesson.number, marks=() if lesson.number in EACH_TIME else pytest.mark.nightly

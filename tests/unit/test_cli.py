@@ -194,7 +194,7 @@ def test_without_a_choice_all_three_parts_are_recorded(capsys, gpu_machine, reco
     ("arguments", "lessons", "parts"),
     [
         (["--lessons"], "all", []),
-        (["--lessons", "06", "22"], ["06_gradient_checkpointing", "22_fit_your_model"], []),
+        (["--lessons", "06", "23"], ["06_gradient_checkpointing", "23_fit_your_model"], []),
         (["--headlines"], None, list(BENCHMARKS)),
         (["--headlines", "stack", "--accuracy"], None, ["accuracy", "stack"]),
         (["--headlines", "stack", "stack"], None, ["stack"]),

@@ -23,7 +23,7 @@ from torch import nn
 
 import labkit as lab
 from labkit.allocator.caching import CachingAllocator
-from labkit.exercises import lesson_02, lesson_15, lesson_20
+from labkit.exercises import lesson_02, lesson_16, lesson_21
 from labkit.exercises.checks import train
 from labkit.exercises.engine import Status, of_lesson
 from labkit.exercises.lesson_00 import SEQ_LEN
@@ -32,10 +32,10 @@ from labkit.exercises.lesson_05 import smallest_change
 from labkit.exercises.lesson_07 import factor
 from labkit.exercises.lesson_10 import traced_gives
 from labkit.exercises.lesson_11 import chunks
-from labkit.exercises.lesson_14 import adapter_bytes, next_step
-from labkit.exercises.lesson_15 import stored_bytes
-from labkit.exercises.lesson_16 import _simulated, large, roomy
-from labkit.exercises.lesson_19 import first_stage
+from labkit.exercises.lesson_15 import adapter_bytes, next_step
+from labkit.exercises.lesson_16 import stored_bytes
+from labkit.exercises.lesson_17 import _simulated, large, roomy
+from labkit.exercises.lesson_20 import first_stage
 from labkit.plan.formula import Part, formula_estimate
 from labkit.trace import Category
 from labkit.values import GIB, MIB
@@ -43,7 +43,7 @@ from labkit.values import GIB, MIB
 pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 LESSONS = [f"{number:02}" for number in range(24)]
-SLOWEST = ("14-2", "15-2", "18-1", "22-1")  # up to a minute for each answer
+SLOWEST = ("15-2", "16-2", "19-1", "23-1")  # up to a minute for each answer
 IDS = [
     pytest.param(id, marks=pytest.mark.nightly) if id in SLOWEST else id
     for lesson in LESSONS
@@ -66,9 +66,9 @@ def answers(kind):
 
 @pytest.fixture(autouse=True)
 def less_work(monkeypatch):
-    """Load lesson 15's model once, and judge it by two rows."""
-    monkeypatch.setattr(lesson_15, "pretrained", pretrained_copy)
-    monkeypatch.setattr(lesson_15, "ROWS", 2)
+    """Load lesson 16's model once, and judge it by two rows."""
+    monkeypatch.setattr(lesson_16, "pretrained", pretrained_copy)
+    monkeypatch.setattr(lesson_16, "ROWS", 2)
 
 
 @cache
@@ -135,9 +135,9 @@ def functions(source):
         ("08", "capped"),
         ("09", "leaky"),
         ("10", "wasteful"),
-        ("16", "roomy"),
         ("17", "roomy"),
-        ("20", "hungry"),
+        ("18", "roomy"),
+        ("21", "hungry"),
     ],
 )
 def test_the_notebook_shows_the_reference(lesson, name):
@@ -284,14 +284,14 @@ def test_19_a_stage_keeps_the_micro_batches_that_are_on_the_way():
 
 
 def test_20_the_workers_are_the_fewest_of_the_fastest_that_fit():
-    for load, step, batch, worker, budget in lesson_20.JOBS:
+    for load, step, batch, worker, budget in lesson_21.JOBS:
         fits = [n for n in range(200) if n * (worker + 2 * batch) <= budget]
         delivered = {n: min(n / load, 1 / step) for n in fits}
         best = min(n for n in fits if delivered[n] == max(delivered.values()))
-        assert lesson_20.workers(load, step, batch, worker, budget) == best
+        assert lesson_21.workers(load, step, batch, worker, budget) == best
 
 
 def test_22_small_enough_but_too_slow(monkeypatch):
-    monkeypatch.setattr("labkit.exercises.lesson_22.MOST_SECONDS", 0.01)
-    exercise = lab.exercise("22-2")
+    monkeypatch.setattr("labkit.exercises.lesson_23.MOST_SECONDS", 0.01)
+    exercise = lab.exercise("23-2")
     assert "computes things twice" in exercise.check(exercise.right_answer).message

@@ -105,7 +105,7 @@ try:
 except ImportError as error:
     print("before:", error)
 import labkit as lab
-lab.start("14")
+lab.start("15")
 {PEFT}
 try:
     importlib.metadata.version("torchao")

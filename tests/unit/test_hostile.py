@@ -304,7 +304,7 @@ def test_no_code_of_others_is_ever_asked_for(folder):
     assert asking == []
     expected = {
         # It resumes, and wrote its pickle just then.
-        "notebooks": {"18_fsdp.ipynb"},
+        "notebooks": {"19_fsdp.ipynb"},
         # A launcher and its ranks write to a private folder; a script goes on after its own
         # checkpoint.
         "labkit": {"launch.py", "rank.py", "train_sharded.py.j2"},

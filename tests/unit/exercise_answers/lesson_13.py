@@ -2,14 +2,22 @@
 
 from exercise_answers.changed import changed
 
-from labkit.exercises.lesson_13 import light
+from labkit.exercises.lesson_13 import roomy, thrifty
 
-OTHER_OPTIMIZER = ("bnb.optim.AdamW8bit", "torch.optim.AdamW")
+ADAFACTOR = "torch.optim.Adafactor(model.parameters(), lr=0.1)"
+
+
+def optimizer(source):
+    return changed(thrifty, (ADAFACTOR, f"torch.optim.{source}"))
+
+
 MISTAKES = [
-    ("13-1", 2, "scales are missing"),
-    ("13-1", 1.015625, "AdamW has two"),
-    ("13-1", 2.015625, "Each of the two moments"),
-    ("13-1", 8, "32-bit AdamW"),
-    ("13-2", changed(light, ("lr=1e-3", "lr=1e-5")), "Your last losses are"),
-    ("13-2", changed(light, OTHER_OPTIMIZER), "largest part of your peak is optimizer"),
+    ("13-1", 18432, "How many bytes"),
+    ("13-1", 4 * 4096 * 14336, "SGD's momentum"),
+    ("13-1", 8 * 4096 * 14336, "what AdamW keeps"),
+    ("13-1", 147456, "no first moment"),
+    ("13-2", roomy, "the target at most"),
+    ("13-2", optimizer("Adafactor(model.parameters())"), "for *this* optimizer"),
+    ("13-2", optimizer("SGD(model.parameters(), lr=1e4)"), "your last loss is nan"),
+    ("13-2", changed(thrifty, ("3 * width", "3 * width // 2")), "less arithmetic"),
 ]

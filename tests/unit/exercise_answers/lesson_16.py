@@ -1,51 +1,42 @@
 """Answers to lesson 16's exercises."""
 
-from exercise_answers.changed import changed
+import torch
+from torch import nn
 
-from labkit.exercises.lesson_16 import large, roomy
+from labkit.exercises.lesson_16 import EightBits, levels
 
-
-def answer(operations=8, crossings=3, nbytes=2, hide=None):
-    """The solution of 16-1, except for what is named."""
-
-    def given(parameters, tokens, flops_per_second, bytes_per_second, hidden):
-        arithmetic = operations * parameters * tokens / flops_per_second
-        copies = crossings * nbytes * parameters / bytes_per_second
-        hidden = hidden if hide is None else hide
-        return (max(arithmetic, copies) if hidden else arithmetic + copies) / arithmetic
-
-    return given
+EVEN = torch.linspace(-1, 1, 16)
 
 
-LEAVE_LATE = [
-    ("        p.register_post_accumulate_grad_hook(partial(leave, there))", "        pass"),
-    (
-        "        optimizer.step()\n",
-        "        for there, p in zip(hosted, placed, strict=True):\n"
-        "            leave(there, p)\n"
-        "        optimizer.step()\n",
-    ),
-]
-SAVE_ON_HOST = (
-    "        loss = model(",
-    "        with torch.autograd.graph.save_on_cpu():\n            loss = model(",
-)
-COMPUTE_ON_HOST = [
-    ("512, device=device) for", "512) for"),
-    ("torch.randn(128, 512, device=device)", "torch.randn(128, 512, device=device).to('cpu')"),
-    ("yield loss", "yield loss.to(device)"),
-]
+def nf4():
+    from bitsandbytes.functional import get_4bit_type
+
+    return get_4bit_type("nf4", device="cpu")
 
 
+def eight_bits(model, tokenizer):
+    for name, old in list(model.named_modules()):
+        if isinstance(old, nn.Linear):
+            model.set_submodule(name, EightBits(old.weight.detach()))
+    model.model.embed_tokens = model.lm_head
+    return model
+
+
+def four_layers(model, tokenizer):
+    model.model.layers = model.model.layers[:4]
+    return model
+
+
+RIGHT = [("16-1", lambda: torch.tensor(levels()))]
 MISTAKES = [
-    ("16-1", answer(crossings=2), "Gradients have to cross"),
-    ("16-1", answer(nbytes=4), "BF16 has two bytes"),
-    ("16-1", answer(operations=6), "8 operations for each weight and token"),
-    ("16-1", answer(hide=False), "Hidden copies take no extra time"),
-    ("16-1", answer(hide=True), "it first computes and then copies"),
-    ("16-2", roomy, "The optimizer's state is still there"),
-    ("16-2", changed(large, *LEAVE_LATE), "*all* gradients are on the device"),
-    ("16-2", changed(large, SAVE_ON_HOST), "Need the weights themselves leave the device?"),
-    ("16-2", changed(large, ("p.copy_(there)", "pass")), "loss"),
-    ("16-2", changed(large, *COMPUTE_ON_HOST), "The host computes"),
+    ("16-1", "0 to 1", "16 numbers"),
+    ("16-1", list(range(16)), "between −1 and 1"),
+    ("16-1", torch.linspace(-1, 1, 15), "15 different levels"),
+    ("16-1", EVEN, "how far apart"),
+    ("16-1", nf4, "NF4's"),
+    ("16-1", lambda: 0.8 * nf4() + 0.2 * torch.tensor(levels()), "better, by"),
+    ("16-2", lambda model, tokenizer: model, "100.0% of the 16-bit bytes"),
+    ("16-2", eight_bits, "not a third"),
+    ("16-2", four_layers, "little enough, but the perplexity"),
+    ("16-2", lambda model, tokenizer: "small", "should return the model"),
 ]

@@ -1,48 +1,51 @@
 """Answers to lesson 17's exercises."""
 
-from labkit.exercises.lesson_17 import roomy, thrifty
+from exercise_answers.changed import changed
+
+from labkit.exercises.lesson_17 import large, roomy
 
 
-def tokens(weights_read=2, adam=12, gradients_written=1, operations=6):
-    """The solution of 17-1, except for what is named."""
+def answer(operations=8, crossings=3, nbytes=2, hide=None):
+    """The solution of 16-1, except for what is named."""
 
-    def given(weight, gradient, read, write, flops):
-        reading = weights_read * weight + adam + gradient
-        writing = weight + adam + gradients_written * gradient
-        return (reading / read + writing / write) * flops / operations
+    def given(parameters, tokens, flops_per_second, bytes_per_second, hidden):
+        arithmetic = operations * parameters * tokens / flops_per_second
+        copies = crossings * nbytes * parameters / bytes_per_second
+        hidden = hidden if hide is None else hide
+        return (max(arithmetic, copies) if hidden else arithmetic + copies) / arithmetic
 
     return given
 
 
-def at_once(w, g, r, b, f):
-    return max((2 * w + 12 + g) / r, (w + 12 + g) / b) * f / 6
-
-
-class ShelfInMemory:
-    """Uses the disk too, but keeps its tensors on the host."""
-
-    def __init__(self, shelf):
-        self.shelf, self.tensors = shelf, {}
-
-    def put(self, name, tensor):
-        self.shelf.put(name, tensor)
-        self.tensors[name] = tensor.detach().to("cpu", copy=True)
-
-    def get(self, name, device):
-        self.shelf.get(name, "cpu")
-        return self.tensors[name].to(device, copy=True)
-
-
-def kept_on_the_host(device, shelf, layers=12, width=64, steps=3):
-    yield from thrifty(device, ShelfInMemory(shelf), layers, width, steps)
+LEAVE_LATE = [
+    ("        p.register_post_accumulate_grad_hook(partial(leave, there))", "        pass"),
+    (
+        "        optimizer.step()\n",
+        "        for there, p in zip(hosted, placed, strict=True):\n"
+        "            leave(there, p)\n"
+        "        optimizer.step()\n",
+    ),
+]
+SAVE_ON_HOST = (
+    "        loss = model(",
+    "        with torch.autograd.graph.save_on_cpu():\n            loss = model(",
+)
+COMPUTE_ON_HOST = [
+    ("512, device=device) for", "512) for"),
+    ("torch.randn(128, 512, device=device)", "torch.randn(128, 512, device=device).to('cpu')"),
+    ("yield loss", "yield loss.to(device)"),
+]
 
 
 MISTAKES = [
-    ("17-1", tokens(weights_read=1), "backward reads it again"),
-    ("17-1", tokens(gradients_written=0), "written before"),
-    ("17-1", tokens(adam=8), "master copy"),
-    ("17-1", tokens(operations=8), "checkpointing"),
-    ("17-1", at_once, "their times add up"),
-    ("17-2", roomy, "at most three are allowed"),
-    ("17-2", kept_on_the_host, "they are to be on the shelf"),
+    ("17-1", answer(crossings=2), "Gradients have to cross"),
+    ("17-1", answer(nbytes=4), "BF16 has two bytes"),
+    ("17-1", answer(operations=6), "8 operations for each weight and token"),
+    ("17-1", answer(hide=False), "Hidden copies take no extra time"),
+    ("17-1", answer(hide=True), "it first computes and then copies"),
+    ("17-2", roomy, "The optimizer's state is still there"),
+    ("17-2", changed(large, *LEAVE_LATE), "*all* gradients are on the device"),
+    ("17-2", changed(large, SAVE_ON_HOST), "Need the weights themselves leave the device?"),
+    ("17-2", changed(large, ("p.copy_(there)", "pass")), "loss"),
+    ("17-2", changed(large, *COMPUTE_ON_HOST), "The host computes"),
 ]

@@ -1,31 +1,20 @@
 """Answers to lesson 19's exercises."""
 
-from accelerate import infer_auto_device_map
+from torch.distributed.fsdp import fully_shard
 
-from labkit.exercises.lesson_19 import place
+from labkit.exercises.lesson_19 import by_layer
 
-
-def to_the_brim(model, room):
-    return place(model, {0: room[0] + 256 * 2**20, 1: room[1]})
+FEWEST = 96  # the right answer to 18-1
 
 
-def without_the_head(model, room):
-    return {name: card for name, card in place(model, room).items() if name != "lm_head"}
+def all_layers_at_once(net, **options):
+    fully_shard(net.model, **options)
 
 
-def auto(model, room):
-    return infer_auto_device_map(model, dict(room), model._no_split_modules)
-
-
-RIGHT = [("19-1", auto)]
 MISTAKES = [
-    ("19-1", lambda model, room: {"": 1}, "card 1 comes to"),
-    ("19-1", to_the_brim, "A pass needs room, too"),
-    ("19-1", lambda model, room: {**place(model, room), "model.layers.3": 1}, "crosses 3 times"),
-    ("19-1", lambda model, room: {**place(model, room), "model.layers.3.mlp": 1}, "cut in two"),
-    ("19-1", without_the_head, "lm_head is to go to card 0 or 1, not to None"),
-    ("19-2", {"order": "GPipe", "pieces": 4}, "waits 43% of the time"),  # the one given
-    ("19-2", {"order": "GPipe", "pieces": 16}, "waits 16% of the time, little enough. But"),
-    ("19-2", {"order": "1F1B", "pieces": 32}, "1 text in a micro-batch is too few"),
-    ("19-2", {"order": "1F1B", "pieces": 12}, "cannot be cut into 12"),
+    ("19-1", FEWEST - 8, "23.5 GiB reserved; there are 23.0 GiB"),  # the tensors would fit
+    ("19-1", FEWEST + 8, "But 96 GPUs fit, too"),
+    ("19-1", FEWEST - 1, "no multiple of 8"),
+    ("19-2", all_layers_at_once, "a unit that holds all layers"),
+    ("19-2", by_layer, "the target at most 5.50 GiB"),
 ]

@@ -1,54 +1,31 @@
 """Answers to lesson 20's exercises."""
 
-import math
+from accelerate import infer_auto_device_map
 
-import numpy as np
-
-from labkit.exercises.lesson_20 import Thrifty, hungry
+from labkit.exercises.lesson_20 import place
 
 
-def rounded(load, step, batch, worker, budget):
-    return min(int(load / step + 0.5) or 1, budget // (worker + 2 * batch))
+def to_the_brim(model, room):
+    return place(model, {0: room[0] + 256 * 2**20, 1: room[1]})
 
 
-def batches_forgotten(load, step, batch, worker, budget):
-    return min(math.ceil(load / step), budget // worker)
+def without_the_head(model, room):
+    return {name: card for name, card in place(model, room).items() if name != "lm_head"}
 
 
-def all_that_fit(load, step, batch, worker, budget):
-    return budget // (worker + 2 * batch)
+def auto(model, room):
+    return infer_auto_device_map(model, dict(room), model._no_split_modules)
 
 
-class Mapped(Thrifty):
-    """Opens the file for every row."""
-
-    def __getitem__(self, row):
-        ids = np.memmap(self.path, np.uint16, "r").reshape(-1, 4096)
-        return ids[row].astype(np.int64)
-
-
-class KeepsTheMap(Thrifty):
-    """Opens the file once and keeps it: light here, heavy on the way to a worker."""
-
-    ids = None
-
-    def __getitem__(self, row):
-        if self.ids is None:
-            self.ids = np.memmap(self.path, np.uint16, "r").reshape(-1, 4096)
-        return self.ids[row].astype(np.int64)
-
-
-class WrongOffset(Thrifty):
-    def __getitem__(self, row):
-        return np.fromfile(self.path, np.uint16, 4096, offset=4096 * row).astype(np.int64)
-
-
-RIGHT = [("20-2", Mapped)]
+RIGHT = [("20-1", auto)]
 MISTAKES = [
-    ("20-1", rounded, "load_seconds=0.40625, step_seconds=0.125"),
-    ("20-1", batches_forgotten, "Count the batches that wait, too"),
-    ("20-1", all_that_fit, "Fewer deliver as much"),
-    ("20-2", hungry, "held for a file of 8.00 MiB"),
-    ("20-2", KeepsTheMap, "travels as its *contents*"),
-    ("20-2", WrongOffset, "is not the one in the file"),
+    ("20-1", lambda model, room: {"": 1}, "card 1 comes to"),
+    ("20-1", to_the_brim, "A pass needs room, too"),
+    ("20-1", lambda model, room: {**place(model, room), "model.layers.3": 1}, "crosses 3 times"),
+    ("20-1", lambda model, room: {**place(model, room), "model.layers.3.mlp": 1}, "cut in two"),
+    ("20-1", without_the_head, "lm_head is to go to card 0 or 1, not to None"),
+    ("20-2", {"order": "GPipe", "pieces": 4}, "waits 43% of the time"),  # the one given
+    ("20-2", {"order": "GPipe", "pieces": 16}, "waits 16% of the time, little enough. But"),
+    ("20-2", {"order": "1F1B", "pieces": 32}, "1 text in a micro-batch is too few"),
+    ("20-2", {"order": "1F1B", "pieces": 12}, "cannot be cut into 12"),
 ]

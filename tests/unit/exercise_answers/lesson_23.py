@@ -1,38 +1,22 @@
 """Answers to lesson 23's exercises."""
 
+from labkit.exercises.lesson_23 import thrifty_fields
 
-def smallest_peak(parts, table, card):
-    return min(table, key=lambda name: -table[name][1] * parts[table[name][0]])
-
-
-def by_total(parts, table, card):
-    """Takes its share of the whole peak."""
-    total = sum(parts.values())
-    fitting = [name for name, (_, share, _) in table.items() if total * (1 - share) <= card]
-    return min(fitting, key=lambda name: table[name][2]) if fitting else "none"
+LONGEST = 19456  # the right answer to 23-1
 
 
-def alone(measure, names):
-    """Ranks by each technique's figures on the plain job."""
-    peak, seconds = measure([])
-    worth = {}
-    for name in names:
-        saved, added = peak - measure([name])[0], measure([name])[1] - seconds
-        if saved > 0:
-            worth[name] = (True, saved) if added <= 0 else (False, saved / added)
-    return sorted(worth, key=worth.get, reverse=True)
+def fields(**changes):
+    return {**thrifty_fields(), **changes}
 
 
 MISTAKES = [
-    ("23-1", lambda parts, table, card: "none", "One of them is enough"),
-    ("23-1", smallest_peak, "adds fewer seconds"),
-    ("23-1", by_total, "alone, and leaves"),
-    ("23-2", lambda measure, names: ["e"], "A list of the names"),
-    ("23-2", lambda measure, names: [], "After [] you take: nothing more. Better: 'c' saves 3"),
-    (
-        "23-2",
-        lambda measure, names: sorted(names),
-        "After [] you take: 'a' saves 10 GiB for +0.2 s",
-    ),
-    ("23-2", alone, "With a peak that moves"),
+    ("23-1", 20_000, "no multiple"),
+    ("23-1", LONGEST - 1024, "a longer text"),
+    ("23-1", LONGEST + 1024, "a shorter text"),
+    ("23-2", fields(lora=16), "every weight is trained"),
+    ("23-2", fields(optimizer="paged-adamw8bit"), "a paged optimizer"),
+    ("23-2", fields(batch_size=64), "1024 to 16384"),
+    ("23-2", {"seq_len": 1024, "batch_size": 1}, "no batch and no schedule helps"),
+    ("23-2", fields(checkpointing=False), "a schedule can help"),
+    ("23-2", fields(optimizer="adafactor"), "is moving bytes"),
 ]

@@ -31,7 +31,7 @@ from labkit.exercises.lesson_03 import LOSS_BATCH, LOSS_LENGTH, LOSS_MODEL, loss
 from labkit.exercises.lesson_05 import smallest_change
 from labkit.exercises.lesson_07 import factor
 from labkit.exercises.lesson_10 import traced_gives
-from labkit.exercises.lesson_11 import chunks
+from labkit.exercises.lesson_12 import chunks
 from labkit.exercises.lesson_15 import adapter_bytes, next_step
 from labkit.exercises.lesson_16 import stored_bytes
 from labkit.exercises.lesson_17 import _simulated, large, roomy
@@ -42,7 +42,7 @@ from labkit.values import GIB, MIB
 
 pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-LESSONS = [f"{number:02}" for number in range(24)]
+LESSONS = [f"{number:02}" for number in range(25)]
 SLOWEST = ("15-2", "16-2", "19-1", "23-1")  # up to a minute for each answer
 IDS = [
     pytest.param(id, marks=pytest.mark.nightly) if id in SLOWEST else id
@@ -217,7 +217,7 @@ def test_10_tracing_gives_the_answer():
     assert float(traced(-torch.ones(3))) == traced_gives()
 
 
-def test_11_the_chunks_are_the_fewest_that_fit():
+def test_12_the_chunks_are_the_fewest_that_fit():
     def logits_bytes(count):
         return math.ceil(4 * 8192 / count) * 128_256 * 4
 

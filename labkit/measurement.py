@@ -103,7 +103,7 @@ class _Measurement:
         elif self.on_gpu:
             self._take(self.wanted)
         else:
-            with _cpu_record() as record:
+            with cpu_record() as record:
                 self._take(self.wanted)
             self.peaks = [allocator_peak(record)]
 
@@ -184,11 +184,14 @@ def _name(device: torch.device) -> str:
     return f"{device.type}:{index}"
 
 
-def _cpu_record() -> Any:
+def cpu_record(*, with_flops: bool = False) -> torch.profiler.profile:
+    """Return a profiler that records each allocation of the CPU allocator, for `allocator_peak`."""
     # Without this the profiler's library prints a line at each start and stop, past Python.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     return torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        profile_memory=True,
+        with_flops=with_flops,
     )
 
 

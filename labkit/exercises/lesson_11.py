@@ -1,100 +1,133 @@
-"""Exercises of lesson 11: how many chunks, and a loss over 128 thousand words that fits."""
+"""Exercises of lesson 11: what a compiler drops in a large model, and a budget for it."""
 
 import torch
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch import nn
+from torch._functorch import config as partitioner
 
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.values import GIB, format_bytes
+from labkit.measurement import allocator_peak, cpu_record
+from labkit.values import format_bytes
 
-VOCABULARY, WIDTH, TOKENS = 128_256, 2048, 8192
-MOST_PEAK_BYTES = 5 * GIB // 2
-GPU = "rtx-4090"
+MOST_PEAK, MOST_PRODUCTS = 0.45, 1.12  # of the eager step's
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
-def chunks():
-    tokens, bytes_per_token = 4 * 8192, 128_256 * 4
-    tokens_per_chunk = 256 * 1024**2 // bytes_per_token
-    return -(-tokens // tokens_per_chunk)  # rounded up
+def fewer_gib():
+    width, inner, tokens, layers = 4096, 14336, 2 * 4096, 32
+    return (width + inner) * 2 * tokens * layers / 1024**3  # x / rms, and silu(gate)
 
 
 @check_of(
     "11-1",
-    chunks,
-    "How many bytes are the logits of a single token?",
-    "128 256 × 4 bytes a token. How many whole tokens fit in 256 × 1024² bytes? Divide "
-    "4 × 8 192 by that, and round up.",
+    fewer_gib,
+    "The figure of the lesson shows which two tensors the compiler drops at its default. How wide "
+    "is each of them?",
+    "`x / rms` has 4096 numbers for each token, `silu(gate)` has 14336, each of two bytes. There "
+    "are 2 × 4096 tokens and 32 layers.",
 )
-def check_chunks(answer):
+def check_fewer(answer):
     slips = {
-        62: "Then a chunk is a little over the limit: round up.",
-        64: "That fits, and divides the tokens evenly: a good choice. One less fits, too.",
-        16: "Is that one row? A batch holds four.",
-        32: "Logits in fp32 take four bytes, not two.",
+        18: "Numbers in BF16 take two bytes, not four.",
+        4.5: "Is that one row? A batch holds two.",
+        9 / 32: "That is one layer. There are 32.",
+        7: "That is `silu(gate)` alone. The norm drops a tensor, too.",
+        16: "`product` stays at the default: the next matrix product needs it whole.",
+        9.664: "That is in GB. A GiB is 1024³ bytes.",
     }
-    return checks.expect_number(answer, chunks(), rel_tolerance=0, slips=slips)
+    return checks.expect_number(answer, fewer_gib(), rel_tolerance=0.01, unit="GiB", slips=slips)
 
 
-def whole_loss(hidden, weight, labels):
-    """The reference: all logits at once."""
-    return functional.cross_entropy(functional.linear(hidden, weight).float(), labels)
+class Block(nn.Module):
+    def __init__(self, width, inner):
+        super().__init__()
+        self.scale = nn.Parameter(0.5 + torch.rand(width))
+        self.to_gate = nn.Linear(width, inner, bias=False)
+        self.to_up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def parts(self, x):
+        normed = x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+        scaled = self.scale * normed
+        gate = self.to_gate(scaled)
+        up = self.to_up(scaled)
+        act = nn.functional.silu(gate)
+        product = act * up
+        names = ("x", "x / rms", "scaled", "gate", "up", "silu(gate)", "product")
+        tensors = (x, normed, scaled, gate, up, act, product)
+        return dict(zip(names, tensors, strict=True))
+
+    def forward(self, x):
+        return x + self.down(self.parts(x)["product"])
 
 
-def loss_of(hidden, weight, labels):
-    def part(rows, targets):
-        logits = functional.linear(rows, weight).float()
-        return functional.cross_entropy(logits, targets, reduction="sum")
+def roomy(device, tokens=2048):
+    torch.manual_seed(0)
+    blocks = nn.ModuleList([Block(64, 192) for _ in range(8)]).to(device)
+    optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+    while True:
+        x = torch.randn(tokens, 64, device=device, requires_grad=True)
+        for block in blocks:
+            x = block(x)
+        loss = x.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
 
-    pieces = zip(hidden.split(128), labels.split(128), strict=True)
-    total = sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces)
-    return total / len(labels)
+
+def frugal(device, tokens=2048):
+    torch.manual_seed(0)
+    blocks = nn.ModuleList([Block(64, 192) for _ in range(8)]).to(device)
+    partitioner.activation_memory_budget = 0.5
+    for block in blocks:
+        block.compile(backend="aot_eager_decomp_partition")
+    optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+    while True:
+        x = torch.randn(tokens, 64, device=device, requires_grad=True)
+        for block in blocks:
+            x = block(x)
+        loss = x.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
 
 
 @check_of(
     "11-2",
-    loss_of,
-    "The weight is half a GiB, and autograd holds up to three copies of its gradient as it "
-    "adds the chunks up. What is left for one chunk of logits, in all its copies?",
-    "`hidden.split(128)` gives pieces of 128 tokens. Sum their losses with "
-    '`reduction="sum"`, each inside a `checkpoint`, and divide by `len(labels)`.',
+    frugal,
+    "An eager step of a block takes nine matrix products, three in forward and six in backward. "
+    "One product more is a ninth, 11 %. Which wide tensor can one product bring back?",
+    "Keep `x` and `gate`. `up` is one product, and `product` follows from both. Which budget in "
+    "the lesson's figure keeps just these, and what has to be compiled for it?",
 )
-def check_loss(answer):
-    if problem := _other_loss(answer):
-        return problem
-    run = checks.run_experiment(_backward_of(answer), mode="simulate", gpu=GPU)
-    if problem := checks.memory_target(run, MOST_PEAK_BYTES):
-        whole_bytes = TOKENS * VOCABULARY * 4
-        if checks.highest_bytes(run, "activations") > whole_bytes:
-            return f"{problem} At some moment the logits of all tokens are alive: who keeps them?"
-        return f"{problem} How large is one chunk of logits?"
-    return checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, weight and all.")
+def check_frugal(answer):
+    ours_losses, ours_bytes, ours_flops = _on_the_cpu(answer)
+    losses, most_bytes, flops = _on_the_cpu(roomy)
+    for loss, right in zip(ours_losses, losses, strict=True):
+        if not abs(loss - right) <= 1e-4 * right:  # also true of NaN
+            return f"Your loss is {loss:.5g}, it should still be {right:.5g}."
+    text = (
+        f"Your peak is {format_bytes(ours_bytes)}, {ours_bytes / most_bytes:.0%} of the eager "
+        f"step's, with {ours_flops / flops - 1:+.0%} arithmetic in matrix products."
+    )
+    if ours_flops > MOST_PRODUCTS * flops:
+        return f"{text} At most {MOST_PRODUCTS - 1:.0%} more is allowed: what is computed twice?"
+    if ours_bytes > MOST_PEAK * most_bytes:
+        return f"{text} At most {MOST_PEAK:.0%} is allowed: what does backward still find?"
+    return checks.Correct(f"That is right. {text}")
 
 
-def _other_loss(answer):
-    """Return how loss or gradients differ from those of ``whole_loss``."""
-    generator = torch.Generator().manual_seed(0)
-    for tokens in (24, 1021):  # the second is prime: no number of chunks divides it
-        # Later tokens are harder, so that a token with too much weight shows in the loss.
-        hidden = torch.randn(tokens, 16, generator=generator)
-        hidden *= torch.linspace(0.1, 3, tokens)[:, None]
-        weight = torch.randn(97, 16, generator=generator)
-        labels = torch.randint(97, (tokens,), generator=generator)
-        if problem := checks.same_gradients(answer, whole_loss, hidden, weight, labels):
-            return f"With {tokens} tokens: {problem} Do all of them weigh the same?"
-    return None
-
-
-def _backward_of(loss_of):
-    def experiment(device):
-        kind = {"device": device, "dtype": torch.bfloat16, "requires_grad": True}
-        weight = torch.randn(VOCABULARY, WIDTH, **kind)
-        while True:
-            hidden = torch.randn(TOKENS, WIDTH, **kind)
-            labels = torch.randint(VOCABULARY, (TOKENS,), device=device)
-            loss = loss_of(hidden, weight, labels)
-            loss.backward()
-            weight.grad = None
-            yield loss
-
-    return experiment
+def _on_the_cpu(experiment):
+    """Return two losses, and what the second step takes: its peak beyond the weights, by the
+    allocator's count, and the FLOPs of its matrix products. The budget stays as it was."""
+    torch._dynamo.reset()
+    with partitioner.patch(activation_memory_budget=partitioner.activation_memory_budget):
+        steps = checks.call(experiment, "cpu")
+        first = next(steps).item()  # compiles
+        with cpu_record(with_flops=True) as record:
+            second = next(steps).item()
+    torch._dynamo.reset()
+    flops = sum(event.flops for event in record.key_averages() if event.key in PRODUCTS)
+    return (first, second), allocator_peak(record), flops

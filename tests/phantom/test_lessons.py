@@ -19,8 +19,6 @@ LESSONS = [
     )
     for lesson in find([])
 ]
-#: Compiled functions keep 20 MiB of weights, even once `torch._dynamo.reset()` has forgotten them.
-STAYS = ("11",)
 #: A lesson's last cell: forget all names, and see what the allocator still holds.
 LAST_CELL = f"""
 %reset -f
@@ -38,8 +36,7 @@ lab.expect(torch.cuda.memory_reserved() <= 2 << 20, "nothing stays reserved")
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_lessons_pass_and_nothing_stays(lesson, tmp_path):
     notebook = nbformat.read(lesson.path, as_version=4)
-    if lesson.number not in STAYS:
-        notebook.cells.append(nbformat.v4.new_code_cell(LAST_CELL))
+    notebook.cells.append(nbformat.v4.new_code_cell(LAST_CELL))
     extended = tmp_path / lesson.path.name
     nbformat.write(notebook, extended)
     course = runner.run([lesson_at(extended)], folder=tmp_path / "out", timeout_seconds=900)

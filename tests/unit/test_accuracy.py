@@ -15,7 +15,7 @@ from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, Row, markdown, summ
 from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from labkit.fake.mode import fake_tensors
 from labkit.hardware import catalogue, this_machine
-from labkit.measurement import _cpu_record, allocator_peak
+from labkit.measurement import allocator_peak, cpu_record
 from labkit.models.config import find_config
 from labkit.plan.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
 from labkit.recording import review
@@ -44,7 +44,7 @@ def test_tracked_simulated_and_allocated_agree(name):
     real = tracked(name, fake=False)
     fake = tracked(name, fake=True)
     gc.collect()
-    with _cpu_record() as record:
+    with cpu_record() as record:
         for _ in SETUPS[name](CPU):
             pass
     truth = allocator_peak(record)

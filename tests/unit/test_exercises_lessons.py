@@ -31,6 +31,7 @@ from labkit.exercises.lesson_03 import LOSS_BATCH, LOSS_LENGTH, LOSS_MODEL, loss
 from labkit.exercises.lesson_05 import smallest_change
 from labkit.exercises.lesson_07 import factor
 from labkit.exercises.lesson_10 import traced_gives
+from labkit.exercises.lesson_11 import Block, fewer_gib
 from labkit.exercises.lesson_12 import chunks
 from labkit.exercises.lesson_15 import adapter_bytes, next_step
 from labkit.exercises.lesson_16 import stored_bytes
@@ -135,13 +136,16 @@ def functions(source):
         ("08", "capped"),
         ("09", "leaky"),
         ("10", "wasteful"),
+        ("11", "Block"),
+        ("11", "roomy"),
         ("17", "roomy"),
         ("18", "roomy"),
         ("21", "hungry"),
     ],
 )
 def test_the_notebook_shows_the_reference(lesson, name):
-    [source] = [text for text in code_of(lesson).values() if f"def {name}(" in text]
+    kinds = (f"def {name}(", f"class {name}(")
+    [source] = [text for text in code_of(lesson).values() if any(each in text for each in kinds)]
     module = importlib.import_module(f"labkit.exercises.lesson_{lesson}")
     shown, ours = (functions(text)[name] for text in (source, inspect.getsource(module)))
     for function in (shown, ours):
@@ -215,6 +219,27 @@ def test_10_tracing_gives_the_answer():
     with pytest.warns(torch.jit.TracerWarning):
         traced = torch.jit.trace(pick, torch.ones(3), check_trace=False)
     assert float(traced(-torch.ones(3))) == traced_gives()
+
+
+def test_11_the_compiler_drops_what_the_answer_counts():
+    block = Block(256, 896).bfloat16()  # a sixteenth of Llama-3.1-8B's widths
+    x = torch.randn(8, 256, dtype=torch.bfloat16, requires_grad=True)
+
+    def kept_bytes(run):
+        kept = {}
+
+        def keep(tensor):
+            if tensor.shape in ((8, 256), (8, 896)):
+                kept[tensor.data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, keep):
+            run(x)
+        return sum(tensor.nbytes for tensor in kept.values())
+
+    compiled = torch.compile(block, backend="aot_eager_decomp_partition")
+    a_token = 16 * (kept_bytes(block) - kept_bytes(compiled)) // 8
+    assert a_token * 2 * 4096 * 32 == fewer_gib() * GIB
 
 
 def test_12_the_chunks_are_the_fewest_that_fit():

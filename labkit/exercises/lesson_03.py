@@ -31,8 +31,8 @@ def check_loss(answer):
     return expect_number(answer, right, rel_tolerance=0.01, unit="GiB", slips=slips)
 
 
-#: Models of Llama's family, and lengths of their texts: grouped heads or not, narrow or wide.
-TRIED = (("SmolLM2-135M", 2048), ("Llama-3.2-1B", 1024), ("Llama-2-7B", 2048))
+#: Models of Llama's family, lengths and numbers of texts: grouped heads or not, narrow or wide.
+TRIED = (("SmolLM2-135M", 2048, 1), ("Llama-3.2-1B", 1024, 3), ("Llama-2-7B", 2048, 1))
 TOLERANCE = 0.05
 GPU = "a100-80gb"
 
@@ -44,8 +44,8 @@ def activations(L, h, f, groups, s, b):
     return L * s * b * (norms + attention + mlp)
 
 
-def _traced_bytes(model: str, seq_len: int) -> int:
-    recipe = Recipe(precision="bf16", seq_len=seq_len)
+def _traced_bytes(model: str, seq_len: int, batch_size: int) -> int:
+    recipe = Recipe(precision="bf16", seq_len=seq_len, batch_size=batch_size)
     rows = formula_estimate(model, recipe=recipe).beside(estimated(model, GPU, recipe).run)
     return next(row.highest_bytes for row in rows if row.part is Part.ACTIVATIONS)
 
@@ -53,20 +53,26 @@ def _traced_bytes(model: str, seq_len: int) -> int:
 @check_of(
     "03-2",
     activations,
-    "Take the table of tensors at the peak: which have width h, which f, which format?",
+    "Take the list of what a layer keeps: which have width h, which f, which format?",
     "MLP: four of width f. Attention: two of width h, two of width h / groups. All two bytes. Each "
     "of the two norms keeps one in FP32 and two in BF16, all of width h.",
 )
 def check_activations(answer):
-    for model, seq_len in TRIED:
+    for model, seq_len, batch_size in TRIED:
         shape = catalogue.config(model)
         groups = shape.num_attention_heads // shape.num_key_value_heads
         layers, h, f = shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size
-        given, right = call(answer, layers, h, f, groups, seq_len, 1), _traced_bytes(model, seq_len)
-        slips = {layers * seq_len * each: text for each, text in _slips(h, f, groups).items()}
+        given = call(answer, layers, h, f, groups, seq_len, batch_size)
+        right = _traced_bytes(model, seq_len, batch_size)
+        tokens = seq_len * batch_size
+        slips = {layers * tokens * each: text for each, text in _slips(h, f, groups).items()}
+        if batch_size > 1:
+            one_text = activations(layers, h, f, groups, seq_len, 1)
+            slips[one_text] = "That is one text. The batch has `b`."
         problem = expect_number(given, right, rel_tolerance=TOLERANCE, unit="bytes", slips=slips)
         if problem:
-            return f"{model}, {seq_len} tokens: the trace holds {format_bytes(right)}. {problem}"
+            texts = f"{batch_size} × {seq_len} tokens"
+            return f"{model}, {texts}: the trace holds {format_bytes(right)}. {problem}"
     return Correct("That is right: three models, one formula, within five percent.")
 
 

@@ -1,6 +1,6 @@
 """The formula that everybody uses beside the trace: two bars for each pair, and tables.
 
-- ``formula_bars(pairs)``: what the formula adds up beside what the trace holds at its peak.
+- ``draw_formula_bars(pairs)``: what the formula adds up beside what the trace holds at its peak.
 - ``part_table(formula, trace)``: the same part by part, each at its own highest moment too.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from labkit.plan.estimate import Estimate
 from labkit.plan.formula import Envelope, Part
 from labkit.show.bars import draw_stacked_bars
-from labkit.show.picture import RESERVED, Picture, one_line, showing
+from labkit.show.picture import RESERVED, Picture, one_line
 from labkit.show.tables import change_text
 from labkit.support.html_table import MISSING, Rich, grid
 from labkit.trace import Category
@@ -34,7 +34,7 @@ def draw_formula_bars(
         title: what the figure shows.
 
     Returns:
-        The figure; ``formula_bars`` has shown it, ``draw_formula_bars`` has not.
+        The figure, not yet shown.
 
     Raises:
         InputError: there are no pairs.
@@ -57,9 +57,6 @@ def draw_formula_bars(
         source=f"The formula is arithmetic, the trace {traced}",
         limit=(gpus[0].name, gpus[0].budget_bytes) if len(gpus) == 1 else None,
     )
-
-
-formula_bars = showing(draw_formula_bars)
 
 
 def part_table(formula: Envelope, trace: Estimate) -> Rich:

@@ -10,6 +10,10 @@ def formula(norms=16, attention=4.0, shared=4.0, mlp=8.0, times=1.0):
     return answer
 
 
+def one_text(layers, h, f, groups, s, b):
+    return activations(layers, h, f, groups, s, 1)
+
+
 def heads_not_grouped(layers, h, f, groups, s, b):
     return activations(layers, h, f, 1, s, b)
 
@@ -26,6 +30,7 @@ MISTAKES = [
     ("03-2", formula(norms=8), "FP32 copies"),
     ("03-2", formula(mlp=6), "do you have three?"),
     ("03-2", formula(times=0.5), "two bytes"),
+    ("03-2", one_text, "That is one text"),
     ("03-2", heads_not_grouped, "shared by `groups` heads"),
     ("03-3", {"batch_size": 4, "checkpointing": True}, "The trace does not fit: its tensors take"),
     ("03-3", {"batch_size": 2, "accumulate": 2, "checkpointing": True}, "the allocator's blocks"),

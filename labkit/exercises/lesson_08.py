@@ -71,6 +71,8 @@ def longest():
 )
 def check_longest(answer):
     lengths = checks.settings_of(answer, ("eager", "repeated"))
+    if len(lengths) < 2:
+        return "A length is asked for with `eager` and one with `repeated`."
     for attention, length in lengths.items():
         what, run_of = f"tokens with {attention}", partial(needs, attention)
         result = checks.expect_limit(length, what, run_of, most=MOST_TOKENS, step=STEP)

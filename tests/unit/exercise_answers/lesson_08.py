@@ -20,6 +20,7 @@ MISTAKES = [
     ("08-1", {"eager": 100, "repeated": 8192}, "100 is no multiple of 512"),
     ("08-1", {"eager": 2560, "repeated": 8192}, "That does not fit"),
     ("08-1", {"eager": 1536.0, "repeated": 8192}, "But 2048 tokens with eager fit, too"),
+    ("08-1", {"eager": 2048}, "A length is asked for"),
     ("08-2", capped, "the target at most"),
     ("08-2", changed(thrifty, CHECKPOINT), "saved of each block"),
     ("08-2", one_block, "How many rows"),

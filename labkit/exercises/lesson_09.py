@@ -1,105 +1,162 @@
-"""Lesson 09's exercises: the price of one name, and three leaks in a loop."""
+"""Lesson 09's exercises: which lines of a loop leak, and three leaks to stop."""
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from labkit.exercises.checks import expect_number, run_both, same_losses
 from labkit.exercises.engine import check_of
 from labkit.experiment import Steps
 from labkit.trace import Trace
 from labkit.tracker import track
-from labkit.values import format_bytes
+from labkit.values import InputError, format_bytes, shown
 
+#: The lines of exercise 1, and what to say to whoever judges one of them wrongly.
+LINES = {
+    "A": "kept.append(out.loss)",
+    "B": "total = total + out.loss",
+    "C": "kept.append(out.logits.detach())",
+    "D": "kept.append(out.logits.square().mean())",
+    "E": "kept.append(out.logits.detach().square().mean())",
+    "F": "with torch.no_grad(): kept.append(model(input_ids=ids).logits[0, 0, 0])",
+}
+WHY = {
+    "A": "has `backward()` run on this loss, and what is then left of its history?",
+    "B": "which operations lead to `total`, and what does each still keep after `backward()`?",
+    "C": "`detach()` cuts the history. What does it do to the tensor itself?",
+    "D": "`square` keeps its input. Was it called before or after `backward()`?",
+    "E": "does an operation keep its input where nothing needs a gradient?",
+    "F": "there is no history. But of which tensor is this one number a view?",
+}
 STEPS = 8
 MOST_PEAK = 0.5
-# A record of plain numbers, or of one-element tensors, is no leak worth a word.
+# A record of plain numbers, or of small tensors, is no leak worth a word.
 ALLOWED_GROWTH_BYTES = 4096
 
 
-def more_gib():
-    # One logits tensor: rows x tokens x vocabulary x 4 bytes.
-    return 8 * 1024 * 49152 * 4 / 2**30
+def leaking():
+    # C and F keep logits; D keeps them for a backward pass that never comes.
+    return "CDF"
 
 
 @check_of(
     "09-1",
-    more_gib,
-    "What is the largest tensor in `out`, and what is its shape?",
-    "8 × 1024 tokens, each with a score of 4 bytes for each of 49,152 words.",
+    leaking,
+    "For each line: is the tensor large, is it a view of a large one, or has it a history?",
+    "`backward()` has emptied only what was there when it ran.",
 )
-def check_name(answer):
-    both = "That is the old and the new logits. How much of it would be there without the old ones?"
-    return expect_number(answer, more_gib(), unit="GiB", slips={2 * more_gib(): both})
+def check_lines(answer):
+    given = _letters(answer)
+    for letter, line in LINES.items():
+        if (letter in given) != (letter in leaking()):
+            return f"Think again about {letter}, `{line}`: {WHY[letter]}"
+    return None
 
 
-def leaky(device, steps=8):
+def _letters(answer: Any) -> set[str]:
+    if isinstance(answer, Iterable):
+        given = {part.upper() for part in "".join(map(str, answer)) if part not in " ,"}
+        if given <= LINES.keys():
+            return given
+    raise InputError(f'give letters from A to F, such as "AB", not {shown(answer)}')
+
+
+def leaky(device, records, steps=8):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    norms, outputs, total = [], [], 0
-    model[1].register_forward_hook(lambda module, args, result: norms.append(result))
+
+    def record_norm(module, args, hidden):
+        records["norm"].append(hidden.norm())
+
+    model[1].register_forward_hook(record_norm)
     for _ in range(steps):
-        optimizer.zero_grad()
         x = torch.randn(256, 64, device=device)
         result = model(x)
         loss = (result - x).square().mean()
         loss.backward()
         optimizer.step()
-        outputs.append(result)  # only their means are read later
-        total = total + (model(x) - x).square().mean()  # validation
+        optimizer.zero_grad()
+        records["loss"].append(loss)
+        records["row"].append(result[0].detach())
+        records["validation"].append((model(x) - x).square().mean())
         yield loss
 
 
-def tight(device, steps=8):
+def tight(device, records, steps=8):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    norms, means, total = [], [], 0
-    # Numbers are kept, no tensors.
-    model[1].register_forward_hook(lambda module, args, result: norms.append(result.norm().item()))
+
+    def record_norm(module, args, hidden):
+        records["norm"].append(hidden.detach().norm())  # a norm keeps its input for backward
+
+    model[1].register_forward_hook(record_norm)
     for _ in range(steps):
-        optimizer.zero_grad()
         x = torch.randn(256, 64, device=device)
         result = model(x)
         loss = (result - x).square().mean()
         loss.backward()
         optimizer.step()
-        means.append(result.mean().item())
-        with torch.no_grad():  # validation needs no history
-            total = total + (model(x) - x).square().mean().item()
+        optimizer.zero_grad()
+        records["loss"].append(loss)
+        records["row"].append(result[0].detach().clone())  # a view keeps all rows
+        with torch.no_grad():  # nobody calls backward on it
+            records["validation"].append((model(x) - x).square().mean())
         yield loss
+
+
+class _Result(NamedTuple):
+    records: Mapping[str, list[Any]]
+    trace: Trace
 
 
 @check_of(
     "09-2",
     tight,
-    "`norms`, `outputs` and `total` outlive a step. What does each need to keep?",
-    "A number needs `.item()`; a validation needs `torch.no_grad()`.",
+    "Three of the four records keep more than numbers. On which of them did `backward()` run?",
+    "A norm keeps its input for backward, and a row is a view of all rows.",
+    "The norm needs `detach()` before it, the row `clone()`, the validation `torch.no_grad()`.",
 )
 def check_tight(answer):
-    if problem := same_losses(*run_both(answer, leaky, mode="measure", steps=STEPS)):
+    given, right = _run(answer), _run(leaky)
+    if problem := _other_records(given.records, right.records):
         return problem
-    trace = _trace_of(answer)
-    if problem := _still_growing(trace):
+    if problem := _still_growing(given.trace):
         return problem
-    most_bytes = int(MOST_PEAK * _trace_of(leaky).peak_bytes)
-    if trace.peak_bytes <= most_bytes:
+    most_bytes = int(MOST_PEAK * right.trace.peak_bytes)
+    if given.trace.peak_bytes <= most_bytes:
         return None
-    peak, most = format_bytes(trace.peak_bytes), format_bytes(most_bytes)
+    peak, most = format_bytes(given.trace.peak_bytes), format_bytes(most_bytes)
     return f"Nothing grows any more, but your peak is {peak}; the target is at most {most}."
 
 
-def _trace_of(experiment) -> Trace:
-    """Return the trace of all steps on the CPU; a measurement watches only the first two."""
+def _run(experiment: Callable[..., Iterator[Any]]) -> _Result:
+    """Return the records and the trace of all steps on the CPU; a measurement watches only two."""
     device = torch.device("cpu")
-    job = Steps(experiment, device, {"steps": STEPS})
+    records = {"norm": [], "loss": [], "row": [], "validation": []}
+    job = Steps(experiment, device, {"records": records, "steps": STEPS})
     with track(device="cpu") as tracker, closing(job):
         for _ in job.take(STEPS, tracker):
             pass
-        return tracker.trace()
+        trace = tracker.trace()
+    if job.done < STEPS:
+        raise InputError(f"it ended after {job.done} of {STEPS} steps")
+    return _Result(records, trace)
+
+
+def _other_records(given: Mapping[str, list[Any]], right: Mapping[str, list[Any]]) -> str | None:
+    for name, wanted in right.items():
+        if len(given[name]) != len(wanted):
+            return f"`records[{name!r}]` has {len(given[name])} entries, not {len(wanted)}."
+        for number, (ours, theirs) in enumerate(zip(given[name], wanted, strict=True), start=1):
+            ours = torch.as_tensor(ours, dtype=torch.float32, device="cpu")
+            if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4):
+                return f"Entry {number} of `records[{name!r}]` should still hold the same numbers."
+    return None
 
 
 def _still_growing(trace: Trace) -> str | None:

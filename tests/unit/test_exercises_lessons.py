@@ -30,6 +30,7 @@ from labkit.exercises.lesson_00 import SEQ_LEN
 from labkit.exercises.lesson_03 import LOSS_BATCH, LOSS_LENGTH, LOSS_MODEL, loss_gib
 from labkit.exercises.lesson_05 import smallest_change
 from labkit.exercises.lesson_07 import factor
+from labkit.exercises.lesson_09 import ALLOWED_GROWTH_BYTES, LINES, leaking
 from labkit.exercises.lesson_10 import traced_gives
 from labkit.exercises.lesson_11 import Block, fewer_gib
 from labkit.exercises.lesson_12 import chunks
@@ -320,3 +321,25 @@ def test_22_small_enough_but_too_slow(monkeypatch):
     monkeypatch.setattr("labkit.exercises.lesson_23.MOST_SECONDS", 0.01)
     exercise = lab.exercise("23-2")
     assert "computes things twice" in exercise.check(exercise.right_answer).message
+
+
+@pytest.mark.parametrize("letter", LINES)
+def test_the_lines_of_lesson_09_leak_as_its_check_says(letter):
+    line = compile(LINES[letter], letter, "exec")
+
+    def loop(device):
+        model = lab.model("SmolLM2-tiny", device=device, layers=1)
+        space = {"torch": torch, "model": model, "kept": [], "total": 0}
+        for ids in lab.batches(device=device, batch_size=2, seq_len=16, steps=3):
+            out = model(input_ids=ids, labels=ids)
+            out.loss.backward()
+            model.zero_grad()
+            space |= {"ids": ids, "out": out}
+            exec(line, space)
+            yield out.loss
+
+    trace = lab.simulate(loop, steps=3).trace
+    second, third = [sum(s.nbytes for s in trace.live_at(stop - 1)) for _, stop in trace.steps()][
+        1:
+    ]
+    assert (third - second > ALLOWED_GROWTH_BYTES) == (letter in leaking())

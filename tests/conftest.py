@@ -16,7 +16,7 @@ settings.register_profile("search", patient, max_examples=500)
 settings.load_profile("course")
 
 #: Lessons by their seconds, the longest first.
-LONGEST_FIRST = ("16", "15", "19", "20", "10", "22", "21", "08", "05", "03")
+LONGEST_FIRST = ("16", "15", "19", "20", "22", "21", "08", "06", "05", "03")
 
 
 class _ByFile(LoadScopeScheduling):

@@ -1,29 +1,15 @@
-"""Lesson 10's exercises: what a trace remembers, how to move off it, a compiler's trick by hand."""
+"""Lesson 10's exercises: code that torch.export takes, and a scripted tower with a lower peak."""
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.values import shown
 
-MOST_PEAK, MOST_EXTRA_FLOPS = 0.8, 0.01  # no product is to be recomputed
-
-
-def traced_gives():
-    # The example's sum was above zero, so the trace holds `x.sum()` and no branch.
-    return -3
-
-
-@check_of(
-    "10-1",
-    traced_gives,
-    "The trace holds the operators that ran for the example, in their order, and no `if`.",
-    "For `torch.ones(3)` it ran `x.sum()`, and returned it.",
-)
-def check_traced(answer):
-    if answer == 0:
-        return "0 is what the Python function gives: which operators did the trace write down?"
-    return checks.expect_number(answer, -3)
+MOST_PEAK = 0.8
 
 
 def portable_clip(x):
@@ -32,7 +18,7 @@ def portable_clip(x):
 
 
 @check_of(
-    "10-2",
+    "10-1",
     portable_clip,
     "Dividing the short vector by 1 changes nothing. What is the divisor in general?",
     "`norm.clamp(min=1)` is the larger of the two.",
@@ -56,48 +42,70 @@ def check_clip(answer):
     return None
 
 
-def wasteful(device, batch_size=4, steps=3):
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(self.norm(x))
+        return x + self.down(h * torch.sigmoid(h))
+
+
+def tower(device: torch.device | str = "cpu") -> nn.Sequential:
     torch.manual_seed(0)
-    ups, downs = ([nn.Linear(a, b).to(device) for _ in range(6)] for a, b in ((64, 512), (512, 64)))
-    optimizer = torch.optim.SGD([p for layer in ups + downs for p in layer.parameters()], lr=1e-2)
-    for _ in range(steps):
-        x = torch.randn(batch_size, 256, 64, device=device)
-        for up, down in zip(ups, downs, strict=True):
-            h = up(x)
-            x = x + down(h * torch.sigmoid(h))
-        loss = x.square().mean()
+    return nn.Sequential(*[Block(128) for _ in range(12)]).to(device)
+
+
+def train(device: torch.device, convert: Callable[[nn.Module], nn.Module]) -> Iterator:
+    model = convert(tower(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    while True:
+        x = torch.randn(1, 64, 128, device=device)
+        loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         yield loss
 
 
-def frugal(device, batch_size=4, steps=3):
-    torch.manual_seed(0)
-    ups, downs = ([nn.Linear(a, b).to(device) for _ in range(6)] for a, b in ((64, 512), (512, 64)))
-    optimizer = torch.optim.SGD([p for layer in ups + downs for p in layer.parameters()], lr=1e-2)
-    for _ in range(steps):
-        x = torch.randn(batch_size, 256, 64, device=device)
-        for up, down in zip(ups, downs, strict=True):
-            # silu(h) is h * sigmoid(h) in one operator, which keeps h alone for backward.
-            x = x + down(nn.functional.silu(up(x)))
-        loss = x.square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+def script_all(model):  # an nn.Sequential of blocks
+    return torch.jit.script(model)
+
+
+def all_at_once(device: torch.device) -> Iterator:
+    yield from train(device, script_all)
+
+
+def script_less_at_once(model):
+    # Each block's backward is a separate step, which frees the block's activations at its end.
+    return nn.Sequential(*[torch.jit.script(block) for block in model])
 
 
 @check_of(
-    "10-3",
-    frugal,
-    "Backward of `h * torch.sigmoid(h)` keeps two tensors: which?",
-    "`torch.nn.functional.silu(h)` is the same function in one operator.",
+    "10-2",
+    script_less_at_once,
+    "Backward of one scripted module is one step, and frees nothing before its end. What if there "
+    "were more modules?",
+    "Script each block, and put the scripted blocks into an `nn.Sequential`.",
 )
-def check_frugal(answer):
-    run, reference = checks.run_both(answer, wasteful, mode="measure", steps=2)
-    return (
-        checks.same_losses(run, reference)
-        or checks.arithmetic_limit(run, reference, MOST_EXTRA_FLOPS)
-        or checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes))
+def check_pieces(answer):
+    model = checks.call(answer, tower())
+    if not isinstance(model, nn.Module):
+        return f"A model is asked for; you returned {shown(model)}."
+    scripted = set()
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            scripted.update(module.parameters())
+    if scripted != set(model.parameters()):
+        return "Not every parameter belongs to a scripted module."
+
+    def in_pieces(device: torch.device) -> Iterator:
+        yield from train(device, answer)
+
+    run, reference = checks.run_both(in_pieces, all_at_once, mode="measure", steps=2)
+    return checks.same_losses(run, reference) or checks.memory_target(
+        run, int(MOST_PEAK * reference.peak_bytes)
     )

@@ -17,7 +17,7 @@ from labkit.values import GIB
 #: Judged otherwise for a T4, phantom or simulated, than for the GPU that these lessons name: it has
 #: neither BF16 nor flash attention, and lesson 22 gives cards below 20 GB texts half as long.
 #: Simulated for a T4, lesson 17 gives the phantom's shares to the last digit.
-OTHERWISE_ON_T4 = {"bf16-halves", "offload-80", "stack-50-80"}
+OTHERWISE_ON_T4 = {"bf16-halves", "sdpa-picks-flash", "offload-80", "stack-50-80"}
 #: torch.compile writes C++ for a CPU, which saves 0.9 % of the peak with one row, and Triton for a
 #: GPU, which adds 0.2 % while its kernels are timed, and saves 16 % afterwards.
 ANOTHER_COMPILER = {"compile-shrinks"}

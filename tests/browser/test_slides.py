@@ -81,7 +81,7 @@ def test_every_slide_is_reached_and_nothing_is_cut_off_at_its_side(slides):
         assert slides.evaluate(wide) <= 0, slides.evaluate("location.hash")
         slides.keyboard.press("Space")
     assert slides.evaluate("Reveal.isLastSlide()")
-    assert "What we take along" in slides.evaluate("Reveal.getCurrentSlide().innerText")
+    assert "Key points" in slides.evaluate("Reveal.getCurrentSlide().innerText")
 
 
 def test_figures_questions_and_verdicts_are_large(slides):

@@ -35,12 +35,18 @@ def check_price(answer):
     return checks.expect_number(answer, extra_percent(), rel_tolerance=0.005, slips=slips)
 
 
-def roomy(device, batch_size=4, steps=2):
+def checkpoint_block(block):
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def train_blocks(device, choose=None):
     torch.manual_seed(0)
     model = lab.model("SmolLM2-tiny", device=device, layers=12, vocab_size=256)
+    if choose is not None:
+        for block in choose(model.model.layers):
+            checkpoint_block(block)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    rows = {"batch_size": batch_size, "seq_len": 256, "steps": steps}
-    for ids in lab.batches(device=device, **rows):
+    for ids in lab.batches(device=device, batch_size=4, seq_len=256, steps=2):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -48,31 +54,23 @@ def roomy(device, batch_size=4, steps=2):
         yield loss
 
 
-def thrifty(device, batch_size=4, steps=2):
-    torch.manual_seed(0)
-    model = lab.model("SmolLM2-tiny", device=device, layers=12, vocab_size=256)
-    for block in model.model.layers[:6]:  # half of the price; the last block must not be among them
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    rows = {"batch_size": batch_size, "seq_len": 256, "steps": steps}
-    for ids in lab.batches(device=device, **rows):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+def choose(blocks):
+    return blocks[:6]  # half of the price; the last block must not be among them
 
 
 @check_of(
     "06-2",
-    thrifty,
+    choose,
     "All 12 blocks cost 26 %. How many cost 14 %? And what is live when backward reaches the first "
     "block that it computes again?",
     "Half the blocks, but not the last one: backward reaches it first, while all the others still "
-    "keep what they have. `checkpoint_block(block)` wraps one.",
+    "keep what they have.",
 )
-def check_thrifty(answer):
-    run, reference = checks.run_both(answer, roomy, mode="measure", batch_size=4, steps=2)
+def check_choice(answer):
+    run = checks.run_experiment(
+        train_blocks, mode="measure", steps=2, choose=partial(checks.call, answer)
+    )
+    reference = checks.reference_run(train_blocks, mode="measure", steps=2)
     if problem := checks.same_losses(run, reference):
         return problem
     if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):

@@ -1,5 +1,7 @@
 """Exercises of lesson 11: what a compiler drops in a large model, and a budget for it."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch._functorch import config as partitioner
@@ -61,12 +63,14 @@ class Block(nn.Module):
         return x + self.down(self.parts(x)["product"])
 
 
-def roomy(device, tokens=2048):
+def train_blocks(device, prepare=None):
     torch.manual_seed(0)
     blocks = nn.ModuleList([Block(64, 192) for _ in range(8)]).to(device)
     optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+    if prepare is not None:
+        blocks = prepare(blocks)
     while True:
-        x = torch.randn(tokens, 64, device=device, requires_grad=True)
+        x = torch.randn(2048, 64, device=device, requires_grad=True)
         for block in blocks:
             x = block(x)
         loss = x.square().mean()
@@ -76,22 +80,11 @@ def roomy(device, tokens=2048):
         yield loss
 
 
-def frugal(device, tokens=2048):
-    torch.manual_seed(0)
-    blocks = nn.ModuleList([Block(64, 192) for _ in range(8)]).to(device)
+def frugal(blocks):
     partitioner.activation_memory_budget = 0.5
     for block in blocks:
         block.compile(backend="aot_eager_decomp_partition")
-    optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
-    while True:
-        x = torch.randn(tokens, 64, device=device, requires_grad=True)
-        for block in blocks:
-            x = block(x)
-        loss = x.square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+    return blocks
 
 
 @check_of(
@@ -103,8 +96,8 @@ def frugal(device, tokens=2048):
     "the lesson's figure keeps just these, and what has to be compiled for it?",
 )
 def check_frugal(answer):
-    ours_losses, ours_bytes, ours_flops = _on_the_cpu(answer)
-    losses, most_bytes, flops = _on_the_cpu(roomy)
+    ours_losses, ours_bytes, ours_flops = _on_the_cpu(partial(checks.call, answer))
+    losses, most_bytes, flops = _on_the_cpu(None)
     for loss, right in zip(ours_losses, losses, strict=True):
         if not abs(loss - right) <= 1e-4 * right:  # also true of NaN
             return f"Your loss is {loss:.5g}, it should still be {right:.5g}."
@@ -119,12 +112,12 @@ def check_frugal(answer):
     return checks.Correct(f"That is right. {text}")
 
 
-def _on_the_cpu(experiment):
+def _on_the_cpu(prepare):
     """Return two losses, and what the second step takes: its peak beyond the weights, by the
     allocator's count, and the FLOPs of its matrix products. The budget stays as it was."""
     torch._dynamo.reset()
     with partitioner.patch(activation_memory_budget=partitioner.activation_memory_budget):
-        steps = checks.call(experiment, "cpu")
+        steps = train_blocks("cpu", prepare)
         first = next(steps).item()  # compiles
         with cpu_record(with_flops=True) as record:
             second = next(steps).item()

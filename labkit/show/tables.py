@@ -54,7 +54,11 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 def setting_text(parameters: dict[str, Any], names: Iterable[str]) -> str:
     """Return ``"batch_size 8, precision bf16"``; parameters that a run lacks are left out."""
-    return ", ".join(f"{name} {parameters[name]}" for name in names if name in parameters)
+    return ", ".join(f"{name} {_value(parameters[name])}" for name in names if name in parameters)
+
+
+def _value(parameter: Any) -> str:
+    return f"{parameter:.3g}" if isinstance(parameter, float) else str(parameter)
 
 
 def run_labels(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[str]:
@@ -148,7 +152,7 @@ def build_table(
     columns = [("run", names)]
     if names == [run.name for run in runs]:
         for name in differing(runs):
-            columns.append((name, [str(run.parameters.get(name, MISSING)) for run in runs]))
+            columns.append((name, [_value(run.parameters.get(name, MISSING)) for run in runs]))
     text_columns = set(range(len(columns)))
     columns.append(("peak", [_peak(run) for run in runs]))
     if against is not None:

@@ -1,4 +1,4 @@
-"""Exercises of lesson 07: a mean of means, and a large batch in little memory."""
+"""Exercises of lesson 07: a factor that corrects the mean of means, 64 rows in little memory."""
 
 import torch
 
@@ -9,27 +9,31 @@ from labkit.exercises.engine import check_of
 MOST_PEAK = 0.25
 
 
-def factor():
-    tokens = 1000 + 10 + 10 + 10
-    in_the_batch = 1 / tokens
-    in_its_piece = 1 / 4 * 1 / 10
-    return in_its_piece / in_the_batch
+def factor(piece_tokens, batch_tokens, pieces):
+    return pieces * piece_tokens / batch_tokens
+
+
+def _slips(piece_tokens, batch_tokens, pieces):
+    """Sentences by the number that a mistake gives; the right number wins over them."""
+    return {
+        piece_tokens / batch_tokens: "accelerate divides by the number of pieces after you.",
+        batch_tokens / (pieces * piece_tokens): "Upside down: should a long piece count less?",
+        piece_tokens / (pieces * batch_tokens): "That divides by the number of pieces twice.",
+        1: "That leaves the mean of means.",
+        pieces: "Now every piece counts fully, whatever it holds.",
+    }
 
 
 @check_of(
     "07-1",
     factor,
-    "In the uncut batch every token counts 1 / (number of all tokens).",
-    "In its piece a token counts 1/10 of the piece's mean, and that mean 1/4 of the sum.",
+    "A token should count 1 / batch_tokens. In the mean it counts 1 / piece_tokens, and accelerate "
+    "divides that by pieces.",
+    "Undo both divisions, then divide by batch_tokens.",
 )
 def check_factor(answer):
-    slips = {
-        103: "That is without the division by four.",
-        1030 / 4000: "That is the factor for a token of the long piece.",
-        4 / 103: "Upside down: how much more does it count, not how much less?",
-        25: "Nearly. The batch holds the short pieces' tokens, too.",
-    }
-    return checks.expect_number(answer, factor(), rel_tolerance=0.01, slips=slips)
+    jobs = [(1000, 1030, 4), (10, 1030, 4), (256, 512, 2), (96, 1024, 8)]
+    return checks.expect_results(answer, factor, jobs, slips=_slips)
 
 
 def ragged(ids):

@@ -14,11 +14,20 @@ ONE_GRAPH = [
     ("total += loss.detach()", "total = total + loss"),
     ("        optimizer.step()\n", "        total.backward()\n        optimizer.step()\n"),
 ]
+BY_SHARE = (
+    ", labels=theirs" + BY_TOKENS,
+    ", labels=theirs).loss * (theirs[:, 1:] != -100).sum() / n",
+)
+RIGHT = [
+    ("07-2", changed(in_pieces, BY_SHARE, ("split(4)", "split(8)"))),
+    ("07-2", changed(in_pieces, ("split(4)", "split(1)"))),
+]
 MISTAKES = [
-    ("07-1", 103, "without the division by four"),
-    ("07-1", 0.2575, "factor for a token of the long piece"),
-    ("07-1", 0.0388, "Upside down"),
-    ("07-1", 25, "short pieces' tokens, too"),
+    ("07-1", lambda piece, batch, pieces: piece / batch, "divides by the number of pieces after"),
+    ("07-1", lambda piece, batch, pieces: batch / piece / pieces, "Upside down"),
+    ("07-1", lambda piece, batch, pieces: piece / batch / pieces, "number of pieces twice"),
+    ("07-1", lambda piece, batch, pieces: 1, "leaves the mean of means"),
+    ("07-1", lambda piece, batch, pieces: pieces, "counts fully"),
     ("07-2", changed(in_pieces, ("split(4)", "split(32)")), "The piece sets the peak"),
     ("07-2", changed(in_pieces, *ONE_GRAPH), "unless it is detached"),
     ("07-2", changed(in_pieces, (BY_TOKENS, ").loss / 16")), "loss at step 1"),

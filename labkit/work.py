@@ -37,9 +37,12 @@ def _as_many_heads(query: torch.Tensor, *shared: torch.Tensor) -> list[torch.Siz
 
 _aten = torch.ops.aten
 #: PyTorch's own table, with what it lacks: the CPU's flash attention before 2.15 (the same two
-#: products forward and five backward as the CUDA kernel's entry), grouped heads before 2.12.
+#: products forward and five backward as the CUDA kernel's entry), grouped heads before 2.12, and
+#: products that are added in place.
 FLOP_FORMULAS = {
     **flop_registry,
+    _aten.addmm_: flop_registry[_aten.addmm],
+    _aten.baddbmm_: flop_registry[_aten.baddbmm],
     _aten._scaled_dot_product_flash_attention: _attention_flops,
     _aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,

@@ -79,10 +79,11 @@ def notice(text: str, look: Look | None = None) -> str:
         head = Markup('<b style="color:{1}">{0} {2}</b>').format(*look, head)
     body = Markup("<br>").join([head, *lines])
     edge = f"border-left:5px solid {look.colour};" if look else ""
-    return Markup(
+    box = Markup(
         '<div role="status" style="background:#f3f5f7;color:#1b2430;padding:6px 12px;{}'
         'border-radius:4px;line-height:1.5;white-space:normal">{}</div>'
     ).format(edge, body)
+    return str(box)  # Markup would escape the HTML that is added to it
 
 
 # Jupyter's own styles stripe table rows, right-align cells and tint code; these override them.

@@ -185,6 +185,13 @@ def test_a_failing_forward_unwinds_the_module_path():
         assert tracker.module_path == ""
 
 
+def test_products_that_are_added_in_place_count():
+    total = torch.zeros(8, 16)
+    with track(work=True) as tracker:
+        total.addmm_(torch.ones(8, 4), torch.ones(4, 16))
+    assert tracker.trace().flops == 2 * 8 * 4 * 16
+
+
 def test_flops_are_pytorchs_own():
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -32,7 +32,8 @@ def claim_card(judgement: Judgement, recorded: Sequence[str] = ()) -> Card:
     rows += [("Judged by", claim.measure), ("Rule", claim.rule)]
     if claim.assumptions:
         rows.append(("We assume", claim.assumptions))
-    rows.append(("Said by", "; ".join(claim.cited)))
+    articles = zip(claim.sources, claim.cited, strict=True)  # lessons call them by their letters
+    rows.append(("Said by", "; ".join(f"{letter}, {title}" for letter, title in articles)))
     rows += [("" if i else "On GPUs", line) for i, line in enumerate(recorded or [NO_RECORD])]
     return build_card(VERDICTS[verdict], verdict, claim.says, rows=rows).show()
 

@@ -53,7 +53,7 @@ def test_claim_card_says_all_it_knows():
         "simulated for NVIDIA T4",
         "Supported from 36 % to 44 %; wrong below 5 %.",
         "Peak of a full training step",
-        "LightYear Docs",
+        "A, LightYear Docs",
         RECORD,
     ):
         assert part in flat

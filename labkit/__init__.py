@@ -46,7 +46,15 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.plan.advice": ("advise",),
     },
     "In a lesson": {
-        "labkit.course.session": ("start", "claim", "expect", "recorded", "result", "folder"),
+        "labkit.course.session": (
+            "start",
+            "claim",
+            "claim_seconds",
+            "expect",
+            "recorded",
+            "result",
+            "folder",
+        ),
         "labkit.exercises.engine": ("exercise",),
         "labkit.show.predictions": ("predict",),
         "labkit.show.widgets": ("explore",),

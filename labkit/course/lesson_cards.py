@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from labkit.course.claims import Verdict, format_found
 from labkit.course.results import JudgementRecord, Result, versions_text
 from labkit.course.verdicts import Judgement
+from labkit.hardware.catalogue import GPUS, Gpu
 from labkit.hardware.this_machine import Machine
+from labkit.plan.search import least_seconds
+from labkit.runs import Run
 from labkit.show.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
 from labkit.values import format_bytes
 
@@ -20,8 +23,15 @@ VERDICTS: dict[str, Look] = {
 }
 
 
-def claim_card(judgement: Judgement, recorded: Sequence[str] = ()) -> Card:
-    """Show the verdict on a claim, why, and what GPUs recorded for it (`recorded_finding`)."""
+def claim_card(
+    judgement: Judgement,
+    recorded: Sequence[str] = (),
+    counted: Sequence[tuple[str, str]] = (),
+) -> Card:
+    """Show the verdict on a claim, why, and what GPUs recorded for it (`recorded_finding`).
+
+    ``counted`` are rows for where there is no verdict: what is known without a GPU.
+    """
     claim, verdict = judgement.claim, str(judgement.verdict)
     rows = [("Claimed", claim.claimed)]
     symbols = [f"{VERDICTS[each].symbol} " for each in judgement.by_condition.values()]
@@ -29,6 +39,8 @@ def claim_card(judgement: Judgement, recorded: Sequence[str] = ()) -> Card:
         rows.append(("" if i else "Found", f"{symbols[i] if symbols else ''}{reason}"))
     if judgement.mode and judgement.measured is not None:
         rows.append(("Where", judgement.mode))
+    if verdict == Verdict.NOT_TESTABLE:
+        rows += counted
     rows += [("Judged by", claim.measure), ("Rule", claim.rule)]
     if claim.assumptions:
         rows.append(("We assume", claim.assumptions))
@@ -36,6 +48,26 @@ def claim_card(judgement: Judgement, recorded: Sequence[str] = ()) -> Card:
     rows.append(("Said by", "; ".join(f"{letter}, {title}" for letter, title in articles)))
     rows += [("" if i else "On GPUs", line) for i, line in enumerate(recorded or [NO_RECORD])]
     return build_card(VERDICTS[verdict], verdict, claim.says, rows=rows).show()
+
+
+def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
+    """Return what is known of two runs' speed without timing them; no rows if nothing is."""
+    if not (run.flops and than.flops and run.moved_bytes and than.moved_bytes):
+        return []
+    work, moved = run.flops / than.flops, run.moved_bytes / than.moved_bytes
+    names = f"{run.name}, over {than.name}"
+    rows = [("Counted", f"work {work:.2f} ×, bytes moved {moved:.2f} × ({names})")]
+    for gpu in GPUS.values():
+        if gpu.name == run.device == than.device:
+            least = [f"{1000 * _least_seconds(each, gpu):.3g} ms" for each in (run, than)]
+            text = f"a step takes at least {' over '.join(least)}: bounds, and no verdict"
+            rows.append(("Bound", text))
+    return rows
+
+
+def _least_seconds(run: Run, gpu: Gpu) -> float:
+    precision = str(run.parameters.get("precision", "bf16"))
+    return least_seconds(gpu, precision, run.flops, run.moved_bytes, 0)
 
 
 def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:

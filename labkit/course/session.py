@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,11 +41,18 @@ current = _Session()
 judgements: list[Judgement] = []
 
 
-def claim(id: str, measured: Any, mode: str | None = None) -> Judgement:
+def claim(
+    id: str,
+    measured: Any,
+    mode: str | None = None,
+    *,
+    counted: Sequence[tuple[str, str]] = (),
+) -> Judgement:
     """Judge a claim, show its card with the verdicts recorded on GPUs, and remember it.
 
     Takes ``id``, ``measured`` and ``mode`` as ``judge`` does. Where a claim needs a GPU and
     ``mode`` is not given, a value counts as measured on this machine's GPU if it has one.
+    ``counted`` are rows that the card shows where there is no verdict (`claim_seconds`).
 
     Raises:
         InputError: there is no such claim.
@@ -55,8 +62,26 @@ def claim(id: str, measured: Any, mode: str | None = None) -> Judgement:
     judgement = judge(id, measured, mode)
     judgements[:] = [old for old in judgements if old.claim.id != judgement.claim.id]
     judgements.append(judgement)
-    lesson_cards.claim_card(judgement, recorded_lines(judgement.claim))
+    lesson_cards.claim_card(judgement, recorded_lines(judgement.claim), counted)
     return judgement
+
+
+def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
+    """Judge the claim ``id`` by the seconds that a step of ``run`` takes, over those of ``than``.
+
+    A claim in shares takes the ratio minus one: 0.3 where ``run`` is 30 % slower. Where no GPU has
+    timed both, the card shows what was counted instead: work, bytes moved, and the bound of each.
+
+    Raises:
+        InputError: there is no such claim, or it is not about a ratio or a share.
+    """
+    unit = find(id).unit
+    if unit not in ("ratio", "share"):
+        raise InputError(f"Claim {id!r} is judged in {unit}; seconds give a ratio or a share.")
+    ratio = None
+    if run.seconds_per_step and than.seconds_per_step and run.fits and than.fits:
+        ratio = run.seconds_per_step / than.seconds_per_step - (unit == "share")
+    return claim(id, ratio, run.label, counted=lesson_cards.counted_rows(run, than))
 
 
 def recorded_lines(claim: Claim) -> list[str]:

@@ -69,6 +69,8 @@ def _judge_conditions(claim: Claim, measured: Mapping[Any, Any], mode: str | Non
         verdict = Verdict.NOT_TESTABLE
     elif len(found) == 1:
         verdict = found.pop()
+    elif found == {Verdict.OVERSTATED, Verdict.WRONG} and _all_below(claim, judged):
+        verdict = Verdict.OVERSTATED
     else:
         verdict = Verdict.DEPENDS
     return Judgement(
@@ -79,6 +81,12 @@ def _judge_conditions(claim: Claim, measured: Mapping[Any, Any], mode: str | Non
         reasons=tuple(reasons),
         by_condition=verdicts,
     )
+
+
+def _all_below(claim: Claim, judged: Mapping[str, tuple[Value, Verdict, str]]) -> bool:
+    """Whether each condition has less than claimed, so that no setting between them agrees."""
+    values = [value for value, _, _ in judged.values() if value is not None]
+    return all(value < claim.supported[0] for value in values)
 
 
 def _judge_one(claim: Claim, measured: Any) -> tuple[Value, Verdict, str]:

@@ -1,15 +1,18 @@
 """Cards: escaped, readable on their own background, never colour alone, and shown once."""
 
+import dataclasses
 import re
 import sys
 import types
 
 import pytest
 from bs4 import BeautifulSoup
+from fake_runs import fake_run
 from IPython.testing.globalipapp import start_ipython
 from IPython.utils.capture import capture_output
 
-from labkit.course import claims, lesson_cards, verdicts
+from labkit.course import claims, lesson_cards, session, verdicts
+from labkit.course.claims import Verdict
 from labkit.exercises import engine
 from labkit.show import cards
 from labkit.values import InputError
@@ -67,6 +70,31 @@ def test_claim_card_lists_each_condition_with_its_symbol():
     assert "◆ depends" in card.text
     assert "✘ batch 1: 1 % is below 5 %" in card.text
     assert "✔ batch 8: 40 % agrees" in card.text
+
+
+def test_a_claim_about_seconds_shows_what_is_counted_and_the_bound():
+    kept = fake_run("kept", flops=6 * 10**12, moved_bytes=96 * 10**9)
+    again = fake_run("again", flops=8 * 10**12, moved_bytes=120 * 10**9)
+    judgement = session.claim_seconds("ckpt-20-30-slower", again, kept)
+    assert (judgement.verdict, judgement.measured) == (Verdict.NOT_TESTABLE, None)
+    work, bound = lesson_cards.counted_rows(again, kept)
+    assert work == ("Counted", "work 1.33 ×, bytes moved 1.25 × (again, over kept)")
+    # A T4 moves 320 GB/s, and computes faster than that here.
+    assert bound == ("Bound", "a step takes at least 375 ms over 300 ms: bounds, and no verdict")
+    on_cpu = dataclasses.replace(kept, device="CPU")
+    assert lesson_cards.counted_rows(again, on_cpu) == [work]
+    assert lesson_cards.counted_rows(again, dataclasses.replace(kept, flops=None)) == []
+
+
+def test_a_claim_about_seconds_is_judged_where_a_gpu_timed_both():
+    kept = fake_run(mode="measured", capacity_bytes=1 << 34, step_seconds=(1.0, 1.0))
+    again = dataclasses.replace(kept, step_seconds=(1.25, 1.25))
+    judgement = session.claim_seconds("ckpt-20-30-slower", again, kept)
+    assert (judgement.verdict, judgement.measured) == (Verdict.SUPPORTED, 0.25)
+    full = dataclasses.replace(again, capacity_bytes=1 << 20)
+    assert session.claim_seconds("ckpt-20-30-slower", full, kept).measured is None
+    with pytest.raises(InputError, match="seconds give a ratio"):
+        session.claim_seconds("adam-8b", again, kept)
 
 
 def test_machine_card():

@@ -107,6 +107,14 @@ def test_conditions_that_differ_depend():
     assert judgement.by_condition["batch 1"] == Verdict.NOT_TESTABLE
 
 
+def test_conditions_that_all_have_less_than_claimed_do_not_depend():
+    judgement = verdicts.judge("ckpt-40", {"batch 1": 0.01, "batch 8": 0.3})
+    assert judgement.verdict == Verdict.OVERSTATED
+    assert list(judgement.by_condition.values()) == ["wrong", "overstated"]
+    between = {"batch 1": 0.01, "batch 8": 0.3, "batch 16": 0.6}  # some batch agrees
+    assert verdicts.judge("ckpt-40", between).verdict == Verdict.DEPENDS
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

@@ -9,7 +9,7 @@ keyboard, Space opens a menu: on a closed one JupyterLab takes the arrows to go 
 
 import numbers
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -77,6 +77,7 @@ class Explorer(Shown):
             name: _control(name, values) for name, values in choices.items() if len(values) > 1
         }
         self.runs: dict[str, Run] = {}
+        self._settings: list[dict[str, Any]] = []  # of these runs
         self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
         self.clear_button = ipywidgets.Button(description="Clear", icon="trash")
         self.button.on_click(lambda _: self.run_once())
@@ -132,6 +133,7 @@ class Explorer(Shown):
     def clear(self) -> None:
         """Forget all runs."""
         self.runs.clear()
+        self._settings.clear()
         self.errors.outputs = ()
         self._live.replace(Rich("", ""))
         self.message.value = notice("Cleared. Choose a setting and run it.")
@@ -140,6 +142,7 @@ class Explorer(Shown):
         name = self._name
         chosen = {knob: control.value for knob, control in self.controls.items()}
         self.runs[name] = self._runner(self._experiment, **self._fixed, **chosen)
+        self._settings.append(chosen)
         return self.runs[name]
 
     @property
@@ -151,7 +154,8 @@ class Explorer(Shown):
     def _figures(self) -> Rich:
         """Return all runs as bars, the latest as a timeline."""
         names, runs = [*self.runs], [*self.runs.values()]
-        figures = draw_bars(runs, title="Peak memory of each setting", labels=names).rich()
+        labels = _short_labels(self._settings)
+        figures = draw_bars(runs, title="Peak memory of each setting", labels=labels).rich()
         if runs[-1].trace is not None and runs[-1].trace.timeline().bytes_by_category:
             figures += draw_timeline(runs[-1], title=names[-1]).rich()
         return figures
@@ -168,6 +172,19 @@ class Explorer(Shown):
             self.errors.append_stderr("".join(traceback.format_exception(error)))
         self.message.value = notice(text, BAD)
         clear_exception(error)  # the frames of its traceback hold the experiment's tensors
+
+
+def _short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name settings by the knobs in which they differ; a text needs no knob's name before it."""
+    varied = [knob for knob in settings[0] if any(s[knob] != settings[0][knob] for s in settings)]
+    labels = []
+    for setting in settings:
+        words = []
+        for knob in varied or setting:
+            said = _words(setting[knob])
+            words.append(said if isinstance(setting[knob], str) else f"{knob} {said}")
+        labels.append(", ".join(words) or "experiment")
+    return labels
 
 
 def _summary(name: str, run: Run) -> str:

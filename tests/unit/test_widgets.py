@@ -8,7 +8,7 @@ import pytest
 from drawn import HOSTILE
 from fake_runs import fake_run, out_of_memory, traced_run
 
-from labkit.show import predictions
+from labkit.show import predictions, widgets
 from labkit.show.predictions import parse_number, predict
 from labkit.show.widgets import explore
 from labkit.values import GIB, MIB, InputError
@@ -82,7 +82,7 @@ def test_a_click_runs_what_the_controls_show_once(explorer, runner):
     assert len(explorer.runs) == 2
     picture = explorer.picture.value
     assert picture.count("<img") == 2  # all runs as bars, the latest as a timeline
-    assert "batch_size 1, precision fp32" in picture
+    assert "batch_size 1, fp32" in picture
     assert "batch_size 2, precision bf16" in picture
     assert "peak 297 MiB, tracked on CPU; it fits in 1.00 GiB" in message(explorer)
     assert not explorer.button.disabled
@@ -94,6 +94,28 @@ def test_a_click_runs_what_the_controls_show_once(explorer, runner):
     assert explorer.picture.value == ""
     explorer.button.click()  # the same setting may run again
     assert len(runner.calls) == 3
+
+
+def test_bars_are_named_by_the_knobs_that_were_turned(runner, monkeypatch):
+    drawn = []
+    draw = widgets.draw_bars
+    monkeypatch.setattr(
+        widgets, "draw_bars", lambda *args, **how: drawn.append(how["labels"]) or draw(*args, **how)
+    )
+    knobs = {"batch_size": [1, 2], "kernel": ["sdpa", "eager"], "fused": [True, False]}
+    explorer = explore(experiment, runner=runner, **knobs)
+    explorer.controls["batch_size"].value = 2
+    explorer.run_once()
+    explorer.controls["kernel"].value = "eager"
+    explorer.run_once()
+    assert drawn == [
+        ["batch_size 1, sdpa, fused on"],
+        ["batch_size 1", "batch_size 2"],
+        ["batch_size 1, sdpa", "batch_size 2, sdpa", "batch_size 2, eager"],
+    ]
+    explorer.clear()
+    explorer.run_once()
+    assert drawn[3] == ["batch_size 2, eager, fused on"]
 
 
 def test_during_a_run_the_buttons_are_off(explorer, runner, monkeypatch):

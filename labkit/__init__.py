@@ -50,6 +50,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
             "start",
             "claim",
             "claim_seconds",
+            "claim_table",
             "expect",
             "recorded",
             "result",

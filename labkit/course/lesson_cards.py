@@ -1,8 +1,10 @@
-"""Cards of a lesson: this machine, and the verdict on a claim."""
+"""Cards of a lesson: this machine, the verdict on a claim; and several verdicts in one table."""
 
 from collections.abc import Sequence
 
-from labkit.course.claims import Verdict, format_found
+from markupsafe import Markup
+
+from labkit.course.claims import Verdict, format_found, format_value
 from labkit.course.results import JudgementRecord, Result, versions_text
 from labkit.course.verdicts import Judgement
 from labkit.hardware.catalogue import GPUS, Gpu
@@ -10,6 +12,8 @@ from labkit.hardware.this_machine import Machine
 from labkit.plan.search import least_seconds
 from labkit.runs import Run
 from labkit.show.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
+from labkit.support import html_pages
+from labkit.support.html_table import Rich
 from labkit.values import format_bytes
 
 NO_RECORD = "No GPU has recorded this claim yet."
@@ -48,6 +52,40 @@ def claim_card(
     rows.append(("Said by", "; ".join(f"{letter}, {title}" for letter, title in articles)))
     rows += [("" if i else "On GPUs", line) for i, line in enumerate(recorded or [NO_RECORD])]
     return build_card(VERDICTS[verdict], verdict, claim.says, rows=rows).show()
+
+
+def verdict_table(judgements: Sequence[Judgement]) -> Rich:
+    """Return a table of verdicts, a row for each claim; in plain text, a paragraph for each."""
+    articles: dict[str, str] = {}
+    rows, paragraphs = [], []
+    for judgement in judgements:
+        claim, look = judgement.claim, VERDICTS[judgement.verdict]
+        articles |= zip(claim.sources, claim.cited, strict=True)
+        claimed = f"{', '.join(claim.sources)}: {claim.claimed}"
+        found, where = found_lines(judgement), judgement.mode or ""
+        lines = Markup('<div style="min-width:36ch">{}</div>').format(Markup("<br>").join(found))
+        verdict = Markup("{}&nbsp;{}<br>{}").format(look.symbol, judgement.verdict, where)
+        rows.append((claim.says, claimed, lines, verdict))
+        parts = [("Claimed", claimed), ("Found", "; ".join(found)), ("Where", where)]
+        paragraphs.append(build_card(look, judgement.verdict, claim.says, rows=parts).text)
+    said_by = "; ".join(f"{letter}, {title}" for letter, title in sorted(articles.items()))
+    caption = f"Verdicts on what these articles claim: {said_by}."
+    columns = ("claim", "claimed", "found", "verdict, and where")
+    html = html_pages.table("Verdicts", columns, rows, caption=caption)
+    return Rich(str(html), "\n".join([caption, *paragraphs]))
+
+
+def found_lines(judgement: Judgement) -> list[str]:
+    """Return what was found, briefly: a line for each condition, or why there is nothing."""
+    unit = judgement.claim.unit
+    if judgement.by_condition:
+        return [
+            f"{VERDICTS[verdict].symbol} {name}: {format_value(judgement.measured[name], unit)}"
+            for name, verdict in judgement.by_condition.items()
+        ]
+    if judgement.measured is None:
+        return list(judgement.reasons)
+    return [format_value(judgement.measured, unit)]
 
 
 def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from IPython.display import display
 
 from labkit.course import hosted, lesson_cards, results
 from labkit.course.claims import Claim, Verdict, find
@@ -39,6 +40,8 @@ class _Session:
 current = _Session()
 #: The judgements of this lesson, the latest of each claim.
 judgements: list[Judgement] = []
+#: Their claims that have no card and wait for `claim_table`, by id.
+without_card: set[str] = set()
 
 
 def claim(
@@ -46,12 +49,14 @@ def claim(
     measured: Any,
     mode: str | None = None,
     *,
+    card: bool = True,
     counted: Sequence[tuple[str, str]] = (),
 ) -> Judgement:
     """Judge a claim, show its card with the verdicts recorded on GPUs, and remember it.
 
     Takes ``id``, ``measured`` and ``mode`` as ``judge`` does. Where a claim needs a GPU and
     ``mode`` is not given, a value counts as measured on this machine's GPU if it has one.
+    Without ``card`` nothing is shown until `claim_table` lists all such claims.
     ``counted`` are rows that the card shows where there is no verdict (`claim_seconds`).
 
     Raises:
@@ -62,8 +67,26 @@ def claim(
     judgement = judge(id, measured, mode)
     judgements[:] = [old for old in judgements if old.claim.id != judgement.claim.id]
     judgements.append(judgement)
-    lesson_cards.claim_card(judgement, recorded_lines(judgement.claim), counted)
+    if card:
+        without_card.discard(id)
+        lesson_cards.claim_card(judgement, recorded_lines(judgement.claim), counted)
+    else:
+        without_card.add(id)
     return judgement
+
+
+def claim_table() -> None:
+    """Show the claims judged with ``card=False`` in one table: claimed, found, verdict and where.
+
+    Rules, assumptions and what GPUs recorded are on cards only.
+
+    Raises:
+        InputError: no claim was judged without a card.
+    """
+    listed = [judgement for judgement in judgements if judgement.claim.id in without_card]
+    if not listed:
+        raise InputError("no claim to list: judge some with lab.claim(..., card=False) before")
+    display(lesson_cards.verdict_table(listed))
 
 
 def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
@@ -123,6 +146,7 @@ def start(lesson: str | int) -> this_machine.Machine:
     current.machine = this_machine.machine()
     current.started = time.monotonic()
     judgements.clear()
+    without_card.clear()
     if "OMP_NUM_THREADS" not in os.environ:
         # Threads that wait for each other spin: where a browser takes the core of one, small steps
         # become many times slower. `labkit run` sets OMP_WAIT_POLICY, which must be set earlier.

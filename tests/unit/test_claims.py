@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from bs4 import BeautifulSoup
 from hypothesis import given
 from hypothesis import strategies as st
 from lesson_files import result
@@ -212,6 +213,36 @@ def test_claim_shows_a_card_and_remembers_the_latest(no_records, capsys):
     assert "No GPU has recorded this claim yet." in shown
     assert [j.claim.id for j in session.judgements] == ["amp-halves-memory", "ckpt-40"]
     assert session.judgements[-1].verdict == Verdict.SUPPORTED
+
+
+def test_claims_without_a_card_are_listed_in_one_table(no_records, monkeypatch):
+    shown = []
+    monkeypatch.setattr(session, "without_card", set())
+    monkeypatch.setattr(session, "display", shown.append)
+    with pytest.raises(InputError, match="card=False"):
+        session.claim_table()
+    session.claim("ckpt-40", {"batch <1>": 0.01, "batch 8": 0.4, "batch 9": None}, card=False)
+    session.claim("amp-halves-memory", 0.1, "simulated for NVIDIA T4", card=False)
+    session.claim("grads-same-as-weights", None, card=False)
+    session.claim("adam-8b", 8.0)  # has a card
+    session.claim_table()
+    [table] = shown
+    rows = BeautifulSoup(table.html, "html.parser").table.tbody("tr")
+    first, second, third = [[cell.get_text("|") for cell in row(["th", "td"])] for row in rows]
+    assert first == [
+        "Gradient checkpointing saves about 40 % of memory.",
+        "A: about 40 % less",
+        "✘ batch <1>: 1 %|✔ batch 8: 40 %|○ batch 9: –",
+        "◆\xa0depends",
+    ]
+    assert second[2:] == ["10 %", "▼\xa0overstated|simulated for NVIDIA T4"]
+    assert third[2:] == ["It was not measured here.", "○\xa0not testable here"]
+    for text in ("[◆ depends] Gradient", "✘ batch <1>: 1 %; ✔ batch 8: 40 %", "simulated for"):
+        assert text in table.text
+    assert len(session.judgements) == 4
+    session.claim("amp-halves-memory", 0.5)  # judged again, now with a card
+    session.claim_table()
+    assert "10 %" not in shown[1].text
 
 
 @pytest.mark.parametrize(

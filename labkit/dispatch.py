@@ -1,11 +1,16 @@
 """run(): measure an experiment where there is a GPU, else simulate it."""
 
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
+import torch
+
 from labkit.experiment import Experiment
-from labkit.hardware import catalogue, this_machine
+from labkit.hardware import catalogue, cuda, this_machine
 from labkit.hardware.catalogue import DEFAULT_GPU
 from labkit.runs import Run
+from labkit.trace import Trace
 
 
 def run(
@@ -52,3 +57,38 @@ def run(
     from labkit.simulation import simulate
 
     return simulate(experiment, gpu=gpu, ranks=ranks, alike=alike, **parameters)
+
+
+def measured_or_replayed(
+    experiment: Experiment,
+    lengths: Sequence[int],
+    *,
+    gpu: str,
+    expandable_segments: bool = False,
+    alike: str | None = None,
+    **parameters: Any,
+) -> tuple[Any, Iterator]:
+    """Return ``torch.cuda`` and the steps of ``experiment`` on batches of ``lengths``.
+
+    Without a GPU both are replayed from two simulated steps of each length.
+    """
+    if this_machine.machine().can_measure:
+        cuda.free_memory()
+        torch.cuda.reset_accumulated_memory_stats()
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable_segments}")
+        return torch.cuda, experiment(torch.device("cuda"), lengths=lengths, **parameters)
+    from labkit.allocator.replay import ReplayedCuda
+    from labkit.fake.repeated_steps import continued
+
+    parameters |= {"gpu": gpu, "alike": alike}
+    traces = {n: _trace(experiment, lengths=(n, n), **parameters) for n in lengths}
+    trace = continued(traces, lengths)
+    replayed = ReplayedCuda(trace, gpu, expandable_segments=expandable_segments)
+    return replayed, replayed.steps()
+
+
+@lru_cache(maxsize=32)
+def _trace(experiment: Experiment, **parameters: Any) -> Trace:
+    from labkit.simulation import simulate
+
+    return simulate(experiment, **parameters).trace

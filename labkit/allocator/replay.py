@@ -12,9 +12,14 @@ served.
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 from labkit.allocator.caching import CachingAllocator
+from labkit.hardware import catalogue
+from labkit.hardware.catalogue import Gpu
 from labkit.out_of_memory import SimulatedOutOfMemory
 from labkit.runs import OutOfMemory
 from labkit.trace import Category, Trace
@@ -104,8 +109,7 @@ def replay(
 
 class Player:
     """Gives the events of a trace to an allocator, one by one: `play` each index in order, and look
-    at ``allocator`` in between. With ``stops`` a request that fails raises `SimulatedOutOfMemory`,
-    else it is served without a budget, as are all later ones."""
+    at ``allocator`` in between. From one that fails on, the budget is lifted."""
 
     def __init__(
         self,
@@ -113,10 +117,7 @@ class Player:
         budget_bytes: int | None,
         expandable_segments: bool,
         device_bytes: int | None = None,
-        *,
-        stops: bool = False,
     ) -> None:
-        self.stops = stops
         self.allocator = CachingAllocator(
             budget_bytes=budget_bytes,
             expandable_segments=expandable_segments,
@@ -125,11 +126,6 @@ class Player:
         self.trace = trace
         self.failure: OutOfMemory | None = None
         self._held: dict[int, tuple[int, int]] = {}  # storage: its handle and bytes
-
-    @property
-    def requested_bytes(self) -> int:
-        """What the storages hold, without what rounding adds."""
-        return sum(nbytes for _, nbytes in self._held.values())
 
     def play(self, index: int) -> int:
         """Serve event ``index`` and return the most bytes allocated while doing so."""
@@ -159,8 +155,6 @@ class Player:
         try:
             return allocator.allocate(nbytes, stream=stream)
         except SimulatedOutOfMemory:
-            if self.stops:
-                raise
             live = Counter({storages[number].category: held_bytes})
             for holder, (_, nbytes_held) in self._held.items():
                 live[storages[holder].category] += nbytes_held
@@ -168,3 +162,57 @@ class Player:
             budget_bytes, allocator.budget_bytes = allocator.budget_bytes, None
             self.failure = OutOfMemory.at_event(self.trace, index, nbytes, budget_bytes, live)
         return allocator.allocate(nbytes, stream=stream)
+
+
+class ReplayedCuda(Player):
+    """Memory of ``gpu`` while it serves ``trace``, asked by the functions of ``torch.cuda``.
+
+    The context is the catalogue's figure; of the statistics there are two.
+    """
+
+    def __init__(self, trace: Trace, gpu: str | Gpu, *, expandable_segments: bool = False) -> None:
+        self._gpu = catalogue.gpu(gpu)
+        memory = self._gpu.budget_bytes, expandable_segments, self._gpu.usable_bytes
+        super().__init__(trace, *memory)
+
+    def _allocate(self, index: int, nbytes: int, held_bytes: int) -> int:
+        return self.allocator.allocate(nbytes, stream=self.trace.events[index].stream)
+
+    def steps(self) -> Iterator[int]:
+        """Serve one step after the other, the first with its setup; yield their numbers.
+
+        Raises:
+            SimulatedOutOfMemory: a request that the GPU could not have served.
+        """
+        indices = [index for index, _, _ in self.trace.changes()]
+        ends = [bisect_left(indices, stop) for _, stop in self.trace.steps()]
+        for number, (start, end) in enumerate(pairwise([0, *ends]), start=1):
+            for index in indices[start:end]:
+                self.play(index)
+            yield number
+
+    def memory_allocated(self) -> int:
+        return self.allocator.allocated_bytes
+
+    def max_memory_allocated(self) -> int:
+        return self.allocator.peak_allocated_bytes
+
+    def memory_reserved(self) -> int:
+        return self.allocator.reserved_bytes
+
+    def mem_get_info(self) -> tuple[int, int]:
+        used_bytes = self.allocator.reserved_bytes + self._gpu.context_bytes
+        return self._gpu.usable_bytes - used_bytes, self._gpu.usable_bytes
+
+    def memory_stats(self) -> dict[str, int]:
+        requested, flushes = sum(n for _, n in self._held.values()), self.allocator.flushes
+        return {"requested_bytes.all.current": requested, "num_alloc_retries": flushes}
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        return self.allocator.segments()
+
+    def empty_cache(self) -> None:
+        self.allocator.empty_cache()
+
+    def reset_peak_memory_stats(self) -> None:
+        self.allocator.peak_allocated_bytes = self.allocator.allocated_bytes

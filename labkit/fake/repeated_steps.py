@@ -36,8 +36,8 @@ class _TwoSteps:
         trace = single_lives(trace)
         starts, *later = trace.step_starts[1:]
         trace = replace(trace, events=trace.events[: later[0] if later else None])
-        before = _roles(trace, _alive(trace.events[:starts]))
-        after = _roles(trace, _alive(trace.events[starts:]))
+        before = _roles(trace, _held(trace.events[:starts]))
+        after = _roles(trace, _held(trace.events[starts:]))
         return cls(trace, range(starts, len(trace.events)), before, after)
 
 
@@ -55,9 +55,7 @@ def continued(traces: Mapping[int, Trace], lengths: Sequence[int]) -> Trace:
     start = templates[lengths[0]]
     events, storages = list(start.trace.events[: start.second.start]), list(start.trace.storages)
     step_starts = [start.trace.step_starts[0]]
-    held: Counter[int] = Counter()
-    for event in events:
-        held[event.storage] += event.change_bytes
+    held = _held(events)
     left = {role: number for number, role in start.before.items()}
     for length in lengths[1:]:
         template = templates[length]
@@ -88,10 +86,10 @@ def continued(traces: Mapping[int, Trace], lengths: Sequence[int]) -> Trace:
     )
 
 
-def _roles(trace: Trace, numbers: Iterable[int]) -> dict[int, Role]:
+def _roles(trace: Trace, held: Counter[int]) -> dict[int, Role]:
     seen: Counter[tuple] = Counter()
     roles = {}
-    for number in numbers:
+    for number in (number for number, nbytes in held.items() if nbytes > 0):
         storage = trace.storages[number]
         kind = (storage.device, storage.operator, storage.module, storage.name, storage.dtype)
         roles[number] = kind, seen[kind]
@@ -99,9 +97,8 @@ def _roles(trace: Trace, numbers: Iterable[int]) -> dict[int, Role]:
     return roles
 
 
-def _alive(events: Iterable[Event]) -> list[int]:
-    """Return the storages that ``events`` make and leave alive, in the order of their making."""
+def _held(events: Iterable[Event]) -> Counter[int]:
     held: Counter[int] = Counter()
     for event in events:
         held[event.storage] += event.change_bytes
-    return [number for number, nbytes in held.items() if nbytes > 0]
+    return held

@@ -24,7 +24,6 @@ from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config
 from labkit.plan.estimate import assumed_gpu, recipe_log
 from labkit.plan.recipe import MOST_SEQUENCE, Recipe
-from labkit.trace import Trace
 from labkit.values import InputError, format_bytes, positive_int, shown
 
 MOST_STEPS = 10_000
@@ -144,8 +143,13 @@ def over_lengths(
         gpu, assumed = assumed_gpu(recipe)
     gpu = catalogue.gpu(gpu)
     recipe.check(gpu)
-    name, _ = find_config(model)
-    traces = two_step_traces(model, recipe, gpu=gpu, lengths=lengths, report=report)
+    name, config = find_config(model)
+    traces = {}
+    for length in sorted(set(lengths)):
+        log = recipe_log(config, recipe.but(seq_len=length), gpu).log
+        traces[length] = with_workspaces(log.trace, gpu)
+        if report is not None:
+            report()
     trace = continued(traces, lengths)
     longest_first = continued(traces, sorted(lengths, reverse=True))
     memory = {"budget_bytes": gpu.budget_bytes, "device_bytes": gpu.usable_bytes}
@@ -155,29 +159,6 @@ def over_lengths(
         "expandable segments": replay(trace, **memory, expandable_segments=True),
     }
     return OverLengths(name, gpu, recipe, lengths, ways, assumed)
-
-
-def two_step_traces(
-    model: Any,
-    recipe: Recipe,
-    *,
-    gpu: str | Gpu,
-    lengths: Iterable[int],
-    report: Callable[[], None] | None = None,
-) -> dict[int, Trace]:
-    """Return for each length a trace of two steps on ``gpu``: `continued` makes a run of them.
-
-    Arguments and errors are those of `over_lengths`.
-    """
-    gpu = catalogue.gpu(gpu)
-    _, config = find_config(model)
-    traces = {}
-    for length in sorted(set(lengths)):
-        log = recipe_log(config, recipe.but(seq_len=length), gpu).log
-        traces[length] = with_workspaces(log.trace, gpu)
-        if report is not None:
-            report()
-    return traces
 
 
 def drawn_lengths(

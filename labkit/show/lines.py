@@ -4,7 +4,7 @@ Limits: meant for a handful of lines; from the eighth on, colours repeat.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from labkit.show.picture import (
     COLOURS,
+    GREY,
     LIMIT_LINE,
     LINE_MARKERS,
     Picture,
@@ -38,6 +39,7 @@ def lines(
     limit: float | None = None,
     limit_label: str = "capacity",
     write: Callable[[float], str] = format_bytes,
+    under: Mapping[str, Sequence[float]] | None = None,
 ) -> Picture:
     """Show one or more lines, with the numbers in a table beneath.
 
@@ -54,6 +56,7 @@ def lines(
         limit: where to draw a horizontal line, unless it is far above all others.
         limit_label: what to call that line.
         write: turns a y into text; the default takes bytes.
+        under: rows of numbers to write beneath the axis, by name.
 
     Returns:
         The figure, already shown.
@@ -101,7 +104,12 @@ def lines(
             axes.xaxis.set_major_locator(FixedLocator(xs))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
         axes.minorticks_off()
-        name_axes(axes, x_label, y_label)
+        name_axes(axes, "" if under else x_label, y_label)
+        if under:
+            rows = zip(xs, *under.values(), strict=False)
+            axes.set_xticks(xs, ["\n".join(map("{:,.6g}".format, row)) for row in rows])
+            names, place = "\n".join([x_label, *under]), ("axes fraction", "offset points")
+            axes.annotate(names, (0, 0), (-8, -6), *place, ha="right", va="top", color=GREY)
     every = sorted({x for curve in curves.values() for x in curve})
     caption = "; ".join(filter(None, [figure.title, source])) + "."
     if len(every) > TABLE_ROWS:

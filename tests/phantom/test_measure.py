@@ -58,7 +58,8 @@ def test_shards_are_gathered_on_streams_of_their_own():
 LENGTHS = """
 import torch
 import labkit as lab
-from labkit.allocator.replayed_cuda import ReplayedCuda
+from labkit.allocator.replay import ReplayedCuda
+from labkit.dispatch import measured_or_replayed
 from labkit.hardware import cuda, this_machine
 from labkit.plan.lengths import drawn_lengths, over_lengths
 
@@ -66,15 +67,22 @@ model, recipe = "SmolLM2-135M", lab.Recipe(batch_size=4)
 lengths = drawn_lengths("60-768", steps=10, batch_size=recipe.batch_size)
 found = over_lengths(model, lengths=lengths, gpu=this_machine.this_gpu(), recipe=recipe)
 orders = {"longest first": sorted(lengths, reverse=True)}
+
+
+def train(device, lengths):
+    yield from lab.training(model, recipe, lengths=lengths)(device)
+
+
 for name, way in found.ways.items():
     expandable = name == "expandable segments"
-    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
+    asked, steps = measured_or_replayed(
+        train, orders.get(name, lengths), gpu="t4", expandable_segments=expandable
+    )
     torch.cuda.reset_peak_memory_stats()
-    train = lab.training(model, recipe, lengths=orders.get(name, lengths))(torch.device("cuda"))
-    reserved = tuple(torch.cuda.memory_reserved() for _ in train)
+    reserved = tuple(asked.memory_reserved() for _ in steps)
     print(reserved == way.after_step_bytes(), len(set(reserved)) > 1)
     print(torch.cuda.max_memory_allocated() == way.peak_allocated_bytes)
-    train.close()
+    steps.close()
     cuda.free_memory()
     print(torch.cuda.memory_reserved() == 0)
 

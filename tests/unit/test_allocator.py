@@ -13,8 +13,7 @@ from fake_runs import TraceBuilder
 
 from labkit.allocator import caching as module
 from labkit.allocator.caching import CachingAllocator
-from labkit.allocator.replay import replay
-from labkit.allocator.replayed_cuda import ReplayedCuda
+from labkit.allocator.replay import ReplayedCuda, replay
 from labkit.hardware import catalogue
 from labkit.out_of_memory import SimulatedOutOfMemory
 from labkit.trace import Category, Event, Phase, Trace

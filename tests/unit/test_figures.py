@@ -514,3 +514,15 @@ def test_awkward_number_lines_fit_their_figure(arguments):
 def test_what_cannot_be_drawn_is_refused_with_a_sentence(attempt, says):
     with pytest.raises(InputError, match=says):
         attempt()
+
+
+def test_rows_stand_under_the_places_of_the_lines_they_describe():
+    figure = lines({"a": {1: 5, 2: 6}}, "step", "bytes", under={"tokens": [704, 512]})
+    [axes] = figure.axes
+    figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1\n704", "2\n512"]
+    [names] = axes.texts
+    assert (names.get_text(), axes.get_xlabel()) == ("step\ntokens", "")
+    first = axes.get_xticklabels()[0].get_window_extent()
+    assert names.get_window_extent().x1 < first.x0
+    assert names.get_window_extent().y0 == pytest.approx(first.y0, abs=3)

@@ -7,6 +7,7 @@ import pytest
 import labkit as lab
 from benchmarks.setups import tiny_config
 from labkit.cli.main import main
+from labkit.dispatch import measured_or_replayed
 from labkit.fake.repeated_steps import continued
 from labkit.plan.estimate import recipe_log
 from labkit.plan.lengths import drawn_lengths, over_lengths
@@ -95,6 +96,20 @@ def test_what_is_reserved_grows_until_every_length_has_been_there():
     same = over_lengths(tiny_config(), lengths=[300, 300], gpu="t4", batch_size=4).ways
     estimate = lab.estimate(tiny_config(), gpu="t4", batch_size=4, seq_len=300)
     assert same["ordinary"].peak_reserved_bytes == estimate.peak_reserved_bytes
+
+
+def test_without_a_gpu_the_steps_of_an_experiment_are_replayed():
+    recipe = Recipe(batch_size=4)
+    ways = over_lengths(tiny_config(), lengths=LENGTHS, gpu="t4", recipe=recipe).ways
+
+    def train(device, lengths, layers=None):
+        yield from training(tiny_config(), recipe, lengths=lengths)(device, layers)
+
+    for way, expandable in {"ordinary": False, "expandable segments": True}.items():
+        cuda, steps = measured_or_replayed(
+            train, list(LENGTHS), gpu="t4", expandable_segments=expandable
+        )
+        assert tuple(cuda.memory_reserved() for _ in steps) == ways[way].after_step_bytes()
 
 
 def test_the_command_says_what_fits(capsys):

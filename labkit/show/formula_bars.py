@@ -15,12 +15,16 @@ from labkit.support.html_table import MISSING, Rich, grid
 from labkit.trace import Category
 from labkit.values import format_bytes
 
-CATEGORY_OF = {
+#: The name that a part is drawn under, in this order: the loss beside the activations, not in them.
+DRAWN_AS = {
     Part.WEIGHTS: Category.WEIGHTS,
     Part.GRADIENTS: Category.GRADIENTS,
     Part.OPTIMIZER: Category.OPTIMIZER,
     Part.ACTIVATIONS: Category.ACTIVATIONS,
-    Part.LOGITS: Category.ACTIVATIONS,
+    Part.COPIES: Category.ACTIVATIONS,
+    Part.LOGITS: Part.LOGITS,
+    Part.TEMPORARY: Category.TEMPORARY,
+    Part.REST: Category.UNATTRIBUTED,
 }
 
 
@@ -41,22 +45,28 @@ def draw_formula_bars(
     """
     bars = {}
     for name, (formula, trace) in pairs.items():
-        found = dict.fromkeys(Category, 0)
-        for part, nbytes in formula.by_part.items():
-            found[CATEGORY_OF[part]] += nbytes
+        traced = {row.part: row.peak_bytes for row in formula.beside(trace.run)}
         start = f"{one_line(name, 20)}: " if len(pairs) > 1 else ""
         off = change_text(formula.total_bytes, trace.peak_allocated_bytes)
         reserve = trace.peak_reserved_bytes - trace.peak_allocated_bytes
-        bars[f"{start}formula, {off}"] = found
-        bars[f"{start}trace"] = {**trace.by_category, RESERVED: reserve}
-    traced = " and ".join(dict.fromkeys(trace.run.label for _, trace in pairs.values()))
+        bars[f"{start}formula, {off}"] = _drawn(formula.by_part)
+        bars[f"{start}trace"] = {**_drawn(traced), RESERVED: reserve}
+    labels = " and ".join(dict.fromkeys(trace.run.label for _, trace in pairs.values()))
     gpus = list({trace.gpu for _, trace in pairs.values()})
     return draw_stacked_bars(
         bars,
         title=title,
-        source=f"The formula is arithmetic, the trace {traced}",
+        source=f"The formula is arithmetic, the trace {labels}",
         limit=(gpus[0].name, gpus[0].budget_bytes) if len(gpus) == 1 else None,
     )
+
+
+def _drawn(parts: Mapping[Part, int]) -> dict[str, int]:
+    """Return the bytes of ``parts`` by the name that each is drawn under."""
+    drawn = dict.fromkeys(DRAWN_AS.values(), 0)
+    for part, nbytes in parts.items():
+        drawn[DRAWN_AS[part]] += nbytes
+    return drawn
 
 
 def part_table(formula: Envelope, trace: Estimate) -> Rich:

@@ -56,6 +56,12 @@ HATCHES: dict[Category, str] = {
     Category.UNATTRIBUTED: "+++",
 }
 RESERVED = "reserved, not used"
+#: Of what is no category; the loss takes the colour of buffers, which no bar draws beside it.
+OTHER_STYLES = {
+    RESERVED: ("#BDBDBD", ""),
+    ROUNDING: ("#FFFFFF", ""),
+    "logits and loss": ("#56B4E9", "|||"),
+}
 OTHER_HATCHES = ("", "///", "...", "\\\\\\", "---", "xxx")
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PALE = ("#E69F00", "#56B4E9")
@@ -254,12 +260,11 @@ def _image(png: bytes, alt: str, width: int) -> Rich:
 def fill(name: str, number: int = 0) -> dict[str, Any]:
     """Return the style of an area, as keywords of a matplotlib patch.
 
-    A category, ``RESERVED`` and ``ROUNDING`` have one of their own, others that of their number.
+    A category and what ``OTHER_STYLES`` names have one of their own, others that of their number.
     """
     colour = COLOURS.get(name, LINE_COLOURS[number % len(LINE_COLOURS)])
     hatch = HATCHES.get(name, OTHER_HATCHES[number % len(OTHER_HATCHES)])
-    if name in (RESERVED, ROUNDING):
-        colour, hatch = "#BDBDBD" if name == RESERVED else "#FFFFFF", ""
+    colour, hatch = OTHER_STYLES.get(name, (colour, hatch))
     return {"facecolor": colour, "hatch": hatch, "zorder": 3, **EDGE}
 
 

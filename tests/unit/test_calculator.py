@@ -191,6 +191,10 @@ def test_figure_table_and_text_say_the_same():
         assert f"{name}: formula, −" in figure.alt
         for nbytes in (formula.total_bytes, trace.peak_allocated_bytes):
             assert f"together {lab.format_bytes(nbytes)}" in figure.alt
+        for row in formula.beside(trace.run):  # a part of its own, not among the activations
+            if row.part is Part.LOGITS:
+                for nbytes in (row.formula_bytes, row.peak_bytes):
+                    assert f"{Part.LOGITS} {lab.format_bytes(nbytes)}" in figure.alt
     [far] = [t for t in figure.axes[0].texts if "can hold" in t.get_text()]
     assert far.get_text().endswith("→")  # named, not drawn
     formula, trace = pairs["long"]

@@ -98,8 +98,8 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
     for gpu in GPUS.values():
         if gpu.name == run.device == than.device:
             least = [f"{1000 * _least_seconds(each, gpu):.3g} ms" for each in (run, than)]
-            text = f"a step takes at least {' over '.join(least)}: bounds, and no verdict"
-            rows.append(("Bound", text))
+            text = f"a step takes at least {' over '.join(least)}, unless a kernel skips work"
+            rows.append(("Bound", f"{text}: no verdict"))
     return rows
 
 

@@ -60,7 +60,7 @@ def test_nobody_gets_in_without_the_token(calculator, address):
 def test_the_page_shows_the_calculator_and_no_code(calculator):
     assert calculator.title().startswith("Memory calculator")
     text = calculator.inner_text("body")
-    assert "Choose a model, a card and how to train" in text
+    assert "Choose a model, a GPU and how to train" in text
     assert "Part by part" in text
     for absent in ("lab.", "import ", "Exercise", "Traceback"):
         assert absent not in text

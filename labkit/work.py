@@ -64,7 +64,8 @@ def moved_bytes(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """Return the bytes that one call reads and writes."""
     # What returns nothing writes into its arguments: `_foreach_` and fused updates.
     written = (out,) if func._schema.returns else _overwritten(func, args, kwargs)
-    return sum(t.numel() * t.element_size() for t in tensors_in((args, written)))
+    parts = (part for t in tensors_in((args, written)) for part in plain_tensors(t))
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def _overwritten(func: Any, args: tuple, kwargs: dict) -> list[Any]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
 from labkit.hardware import catalogue
+from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config
 from labkit.plan.candidates import changes, link_bytes
 from labkit.plan.estimate import Estimate, estimate
 from labkit.plan.recipe import Recipe
-from labkit.plan.search import bytes_to_host, least_seconds
+from labkit.plan.search import bytes_to_host
 from labkit.plan.shapes import Shapes, shapes_of
 from labkit.runs import Run
 from labkit.trace import Category
@@ -72,8 +73,8 @@ def _seconds(found: Estimate, model: str) -> float | None:
         return None
     run = found.run
     crossing_bytes = link_bytes(found.recipe, _shapes(model), bytes_to_host(found))
-    precision = found.recipe.precision
-    return least_seconds(found.gpu, precision, run.flops, run.moved_bytes, crossing_bytes)
+    flops = {found.recipe.precision: run.flops}
+    return least_seconds(found.gpu, flops, run.moved_bytes, crossing_bytes)
 
 
 @functools.cache

@@ -7,9 +7,9 @@ from markupsafe import Markup
 from labkit.course.claims import Verdict, format_found, format_value
 from labkit.course.results import JudgementRecord, Result, versions_text
 from labkit.course.verdicts import Judgement
+from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import GPUS, Gpu
 from labkit.hardware.this_machine import Machine
-from labkit.plan.search import least_seconds
 from labkit.runs import Run
 from labkit.show.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
 from labkit.support import html_pages
@@ -105,7 +105,7 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
 
 def _least_seconds(run: Run, gpu: Gpu) -> float:
     precision = str(run.parameters.get("precision", "bf16"))
-    return least_seconds(gpu, precision, run.flops, run.moved_bytes, 0)
+    return least_seconds(gpu, {precision: run.flops}, run.moved_bytes)
 
 
 def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:

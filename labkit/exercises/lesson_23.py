@@ -3,9 +3,9 @@
 from labkit.exercises import checks
 from labkit.exercises.checks import Correct, settings_of, whole_number
 from labkit.exercises.engine import check_of
+from labkit.hardware.bound import least_seconds
 from labkit.plan.estimate import Estimate
 from labkit.plan.recipe import Recipe
-from labkit.plan.search import least_seconds
 from labkit.values import GIB, format_bytes
 
 MODEL, GPU = "Llama-3.1-8B", "rtx-4090"
@@ -126,5 +126,5 @@ def _other_training(recipe: Recipe) -> str | None:
 def _seconds(found: Estimate, *, moved_bytes: int) -> float:
     """Return the lesson's bound, per 1000 tokens, without a link: nothing is on the host here."""
     recipe = found.recipe
-    bound = least_seconds(found.gpu, recipe.precision, found.run.flops, moved_bytes, 0)
+    bound = least_seconds(found.gpu, {recipe.precision: found.run.flops}, moved_bytes)
     return 1000 / recipe.tokens * bound

@@ -110,6 +110,23 @@ class GpuAnswer:
 
 
 @dataclass(frozen=True)
+class StepWork:
+    """What an optimizer step computes and moves: the average of all steps but the first.
+
+    Attributes:
+        flops: operations by the precision of their operands: "fp32", "fp16", "bf16", "other".
+        moved_bytes: read and written by operators, each by itself.
+        crossing_bytes: copied between the computer's memory and the GPU.
+        sent_bytes: to other ranks.
+    """
+
+    flops: dict[str, int]
+    moved_bytes: int
+    crossing_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
 class UnknownValue:
     """A value that nobody computed and that the program read, as zero."""
 
@@ -133,6 +150,7 @@ class Answer:
         unknown: values read that nobody computed, the most often read first.
         host_bytes: the most memory that the process held, on the phantom.
         pinned_bytes: the most page-locked memory.
+        work: of a step; None where fewer than two were taken.
         versions: of PyTorch and CUDA.
         weights_not_read: models that transformers loaded as zeros.
         tokenizers_stood_in: models whose tokenizer is another one.
@@ -148,6 +166,7 @@ class Answer:
     unknown: list[UnknownValue] = field(default_factory=list)
     host_bytes: int = 0
     pinned_bytes: int = 0
+    work: StepWork | None = None
     versions: str = ""
     weights_not_read: list[str] = field(default_factory=list)
     tokenizers_stood_in: list[str] = field(default_factory=list)

@@ -104,4 +104,5 @@ def begin(torch: Any) -> None:
 
         watch = Watch(Orders(**json.loads(orders)))
         known.on_unknown = watch.read_unknown
+        known.on_operator = watch.counted.count
         watch.begin()

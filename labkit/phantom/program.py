@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.hardware import catalogue
+from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
-from labkit.phantom.answer import Answer, GpuAnswer, UnknownValue
+from labkit.phantom.answer import Answer, GpuAnswer, StepWork, UnknownValue
 from labkit.phantom.process import environment
 from labkit.support.files import read_file
 from labkit.support.processes import END_SECONDS, descendants, end_group
@@ -99,13 +100,28 @@ class Verdict:
         """Return each GPU that a process used, with that process."""
         return [(answer, gpu) for answer in self.answers for gpu in answer.gpus]
 
+    def a_step(self) -> str:
+        """Return what a step computes and moves, and its least seconds; nothing if not counted."""
+        answer = self.worst()[0] if self.by_gpu() else None
+        if answer is None or answer.work is None:
+            return ""
+        return _work(answer.work, self.least_seconds(answer))
+
+    def least_seconds(self, answer: Answer) -> float | None:
+        """Return a bound of a step's seconds, without what ranks send each other; None where it was
+        not counted, or a process used several GPUs, which may work at the same time."""
+        work = answer.work
+        if work is None or len(answer.gpus) > 1:
+            return None
+        return least_seconds(self.gpu, work.flops, work.moved_bytes, work.crossing_bytes)
+
     def __str__(self) -> str:
         lines = [self.headline(), ""]
         if len(self.by_gpu()) > 1:
             lines += [*self._gpu_lines(), ""]
         if self.answers and self.by_gpu():
             answer, gpu = self.worst()
-            lines += _held_lines(answer, gpu)
+            lines += _held_lines(answer, gpu, self.a_step())
             lines += _unknown_lines(answer.unknown)
         return "\n".join(lines).rstrip().replace(f"{self.folder}{os.sep}", "")
 
@@ -336,7 +352,7 @@ def shortest(line: str) -> str:
     return line
 
 
-def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
+def _held_lines(answer: Answer, gpu: GpuAnswer, a_step: str) -> list[str]:
     at = gpu.allocated_at
     line = f" ({shortest(at.line)})" if at.line else ""
     unused = format_bytes(gpu.peak_reserved_bytes - gpu.peak_allocated_bytes)
@@ -367,6 +383,8 @@ def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
     if answer.pinned_bytes > MIB:
         host += f", {format_bytes(answer.pinned_bytes)} of it pinned"
     lines.append(f"  Host       {host}; the GPU's memory takes none of it")
+    if a_step:
+        lines.append(f"  A step     {a_step}")
     if gpu.failed is not None and answer.ended == "out of memory":
         lines += ["", "  The request that failed came from"]
         lines += [f"    {shortest(each)}" for each in gpu.failed.stack[:6]]
@@ -385,6 +403,21 @@ def _held_lines(answer: Answer, gpu: GpuAnswer) -> list[str]:
         lines += [f"    about {format_bytes(c.nbytes)}: {c.what}" for c in gpu.changes]
         lines.append("")
     return lines
+
+
+def _work(work: StepWork, seconds: float | None) -> str:
+    text = f"computes {sum(work.flops.values()) / 1e12:.4g} TFLOP, moves {_gb(work.moved_bytes)}"
+    if work.crossing_bytes:
+        text += f", {_gb(work.crossing_bytes)} more over the link to the host"
+    if work.sent_bytes:
+        text += f", sends {_gb(work.sent_bytes)} to other ranks"
+    if seconds is None:
+        return text
+    return f"{text}: at least {seconds:.3g} s, by the GPU's peak rates"
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.4g} GB"
 
 
 def _place(module: str, line: str, users_line: str) -> str:

@@ -72,6 +72,8 @@ UNINITIALIZED = {
 }
 #: They give a tensor another storage, whose values stay as they are.
 SETS_STORAGE = {getattr(aten.set_, name) for name in aten.set_.overloads()}
+#: Operands of PyTorch's attention, as they may be named.
+ATTENDED = ("query", "key", "value")
 #: Of a loss scaler: divides gradients, and notes in its second argument if one is not finite.
 CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -87,6 +89,8 @@ class KnownValues(TorchDispatchMode):
         self._broadcasts: Counter[str] = Counter()  # by process group
         #: Called with a tensor whose unknown values the program reads.
         self.on_unknown: Callable[[torch.Tensor], None] = lambda tensor: None
+        #: Called with each operator that has run, its arguments and what it returned.
+        self.on_operator: Callable[[Any, tuple, dict, Any], None] = lambda *call: None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -95,6 +99,11 @@ class KnownValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        out = self._run(func, args, kwargs)
+        self.on_operator(func, args, kwargs, out)
+        return out
+
+    def _run(self, func, args, kwargs):
         if func is aten._local_scalar_dense.default:
             twin = self.twin(args[0])
             if twin is None or self._assumed(args[0]):
@@ -186,7 +195,12 @@ class KnownValues(TorchDispatchMode):
             alone = not torch.compiler.is_compiling()
             if alone and _get_current_dispatch_mode_stack() == [self]:
                 with _disable_current_modes():
-                    return function(*args, **options)
+                    out = function(*args, **options)
+                operands = (*args, *(options[n] for n in ATTENDED if n in options))[:3]
+                self.on_operator(
+                    aten._scaled_dot_product_flash_attention.default, operands, {}, out
+                )
+                return out
             return function(*args, **options)
 
         setattr(module, name, unfollowed)

@@ -54,6 +54,7 @@ from labkit.phantom.answer import (
     When,
 )
 from labkit.phantom.changes import changes
+from labkit.phantom.counted import Counted
 from labkit.phantom.history import TORCH, Addresses, Block, History, Mark, Tag
 from labkit.phantom.hub import NOT_READ, STOOD_IN
 from labkit.support.files import write_atomic
@@ -93,7 +94,7 @@ class Watch:
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.keeps_record = orders, bool(orders.snapshot)
-        self.steps = 0
+        self.steps, self.counted = 0, Counted()
         self.phase, self.backward_line = Phase.SETUP, ""
         self.histories: dict[int, History] = {}
         self.peak_stats: dict[int, Counter[str]] = {}
@@ -235,6 +236,7 @@ class Watch:
 
     def _end_step(self) -> None:
         self.steps += 1
+        self.counted.end_step()
         for history in self.histories.values():
             history.end_step()
         self._enter(Phase.OTHER)
@@ -366,6 +368,7 @@ class Watch:
             ],
             host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
             pinned_bytes=_pinned_bytes(),
+            work=self.counted.per_step(self.steps),
             versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}",
             weights_not_read=list(dict.fromkeys(NOT_READ)),
             tokenizers_stood_in=list(dict.fromkeys(STOOD_IN)),

@@ -24,9 +24,6 @@ from labkit.values import GIB, InputError
 
 LORA_RANK = 16
 _ADAPTER_BYTES = 4  # of one number: PEFT stores adapters in float32
-#: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
-#: 128b/130b coding, https://pcisig.com/specifications.
-_LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
 
 
 # --- what is tried --------------------------------------------------------------------------------
@@ -136,18 +133,6 @@ def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
     if recipe.offload == "weights":  # fetched for forward and for backward; gradients go back
         return shapes.in_layers * width * (2 if recipe.lora else 3)
     return 0
-
-
-def link_gb_per_s(gpu: Gpu) -> float | None:
-    """Return what 16 lanes to ``gpu`` carry in one direction; None where host and GPU share memory.
-
-    AMD's GPUs count as PCI Express 5.
-    """
-    if gpu.unified:
-        return None
-    major = gpu.compute_capability[0] if gpu.compute_capability else 9
-    generation = min(max(major - 4, 3), 5)  # Volta and Turing have 3, Ampere 4, Hopper 5
-    return _LINK_GB_PER_S[generation]
 
 
 # --- as text --------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.experiment import first_line, name_of
+from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
 from labkit.plan.estimate import Estimate, estimate
-from labkit.plan.search import Room, bound_text, least_seconds, next_batch
+from labkit.plan.search import Room, bound_text, next_batch
 from labkit.values import PRECISIONS, InputError, format_bytes, table_lines
 
 TRIED = ("batch_size", "precision", "checkpointing", "chunked_loss", "optimizer_in_backward")
@@ -141,5 +142,5 @@ def _seconds(found: Estimate) -> float:
     """Return the least seconds of a step, or of a sequence if the batch is known."""
     run, parameters = found.run, found.run.parameters
     precision = str(parameters.get("precision", "bf16"))
-    seconds = least_seconds(found.gpu, precision, run.flops, run.moved_bytes, 0)
+    seconds = least_seconds(found.gpu, {precision: run.flops}, run.moved_bytes)
     return seconds / parameters.get("batch_size", 1)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit.hardware import catalogue
+from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
 from labkit.plan import candidates
 from labkit.plan.estimate import Estimate, estimate
@@ -196,8 +197,8 @@ class Search:
         run, needed = found.run, self._needed_bytes(found)
         changes = candidates.changes(recipe, self.shapes)
         crossing = candidates.link_bytes(recipe, self.shapes, bytes_to_host(found))
-        precision = recipe.precision
-        seconds = least_seconds(self.gpu, precision, run.flops, run.moved_bytes, crossing)
+        flops = {recipe.precision: run.flops}
+        seconds = least_seconds(self.gpu, flops, run.moved_bytes, crossing)
         return Option(
             recipe=recipe,
             group="changed" if changes else "same",
@@ -273,19 +274,6 @@ def bytes_to_host(found: Estimate) -> int:
     trace = found.run.trace
     start = trace.steps()[-1][0]
     return sum(change for index, _, change in trace.changes("cpu") if index >= start and change > 0)
-
-
-def least_seconds(
-    gpu: Gpu, precision: str, flops: int, moved_bytes: int, crossing_bytes: int
-) -> float:
-    """Return a lower bound of a step on ``gpu``; without a published rate, from its bytes alone."""
-    rate = gpu.fp16_tflops if precision == "amp-fp16" else gpu.bf16_tflops or gpu.fp16_tflops
-    if rate and precision == "fp32":
-        rate /= 2  # TF32's; plain float32 is slower still
-    arithmetic = flops / (rate * 1e12) if rate else 0.0
-    link = candidates.link_gb_per_s(gpu)
-    crossing = crossing_bytes / (link * 1e9) if link else 0.0
-    return max(arithmetic, moved_bytes / (gpu.bandwidth_gb_per_s * 1e9)) + crossing
 
 
 # --- as text --------------------------------------------------------------------------------------

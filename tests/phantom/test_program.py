@@ -84,6 +84,24 @@ def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(
     for category in ("weights", "gradients", "optimizer"):
         assert gpu.made_of.get(category, 0) == estimated.run.bytes_of(category)
     assert (gpu.allocated_at.phase, gpu.allocated_at.step) == ("backward", 2)
+    assert answer.work.flops == {"fp32": estimated.run.flops}
+    # What the host moves is not counted here.
+    assert answer.work.moved_bytes == pytest.approx(estimated.run.moved_bytes, rel=1e-4)
+    assert answer.work.crossing_bytes == answer.work.sent_bytes == 0
+    assert f"{estimated.run.flops / 1e12:.4g} TFLOP" in str(verdict)
+
+
+def test_what_crosses_the_link_is_counted_and_takes_its_time(run):
+    offloaded = SCRIPT.replace("    loss = model(", "    with save():\n        loss = model(")
+    assert offloaded != SCRIPT
+    verdict, _ = run("from torch.autograd.graph import save_on_cpu as save\n" + offloaded)
+    plain, _ = run(SCRIPT)
+    [work], [before] = ([answer.work for answer in each.answers] for each in (verdict, plain))
+    assert work.flops == before.flops
+    saved_bytes = plain.answers[0].gpus[0].made_of["activations"]
+    assert work.crossing_bytes > saved_bytes  # there and back
+    more = verdict.least_seconds(verdict.answers[0]) - plain.least_seconds(plain.answers[0])
+    assert more > 0.9 * work.crossing_bytes / 31.5e9  # PCI Express 4
 
 
 def test_watching_changes_nothing_that_the_allocator_does(run, on_phantom, tmp_path):
@@ -486,7 +504,10 @@ def test_what_people_run_runs(run, name):
     for answer in verdict.answers:
         assert answer.ended == "finished"
         assert answer.steps == STEPS.get(name, 3)
-        made_of = answer.gpus[0].made_of
+        work, made_of = answer.work, answer.gpus[0].made_of
+        assert sum(work.flops.values()) > 0
+        assert (work.sent_bytes > MIB) == (ranks > 1)
+        assert (work.crossing_bytes > MIB) == (name in PINNED)
         assert sum(made_of.values()) == answer.gpus[0].peak_allocated_bytes
         offloaded = name == "deepspeed-3-offload"  # and gathered layer by layer
         assert ("weights" in made_of) != offloaded

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lab
+from labkit.hardware.bound import least_seconds, link_gb_per_s
 from labkit.hardware.catalogue import GPUS, gpus
 from labkit.models import catalogue
 from labkit.plan import candidates, own_advice, search
@@ -127,15 +128,16 @@ def test_bytes_over_the_link():
 
 def test_the_bound_is_the_roofline_and_the_link():
     gpu = GPUS["a100-80gb"]  # 312 TFLOPS, 2039 GB/s, PCI Express 4
-    assert search.least_seconds(gpu, "bf16", 624 * 10**12, 1, 0) == pytest.approx(2)
-    assert search.least_seconds(gpu, "fp32", 624 * 10**12, 1, 0) == pytest.approx(4)
-    assert search.least_seconds(gpu, "bf16", 1, 4078 * 10**9, 0) == pytest.approx(2)
-    crossing = search.least_seconds(gpu, "bf16", 624 * 10**12, 1, 63 * 10**9)
-    assert crossing == pytest.approx(2 + 2)
-    assert candidates.link_gb_per_s(GPUS["t4"]) == 15.75
-    assert candidates.link_gb_per_s(GPUS["h100"]) == 63
-    assert candidates.link_gb_per_s(GPUS["m4-max"]) is None
-    by_bytes = search.least_seconds(GPUS["m4-max"], "bf16", 10**18, 546 * 10**9, 10**18)
+    flops = 312 * 10**12
+    assert least_seconds(gpu, {"bf16": 2 * flops}, 1) == pytest.approx(2)
+    assert least_seconds(gpu, {"fp32": 2 * flops}, 1) == pytest.approx(4)
+    assert least_seconds(gpu, {"bf16": flops, "fp32": flops}, 1) == pytest.approx(1 + 2)
+    assert least_seconds(gpu, {"bf16": 1}, 4078 * 10**9) == pytest.approx(2)
+    assert least_seconds(gpu, {"bf16": 2 * flops}, 1, 63 * 10**9) == pytest.approx(2 + 2)
+    assert link_gb_per_s(GPUS["t4"]) == 15.75
+    assert link_gb_per_s(GPUS["h100"]) == 63
+    assert link_gb_per_s(GPUS["m4-max"]) is None
+    by_bytes = least_seconds(GPUS["m4-max"], {"bf16": 10**18}, 546 * 10**9, 10**18)
     assert by_bytes == pytest.approx(1)  # Apple publishes no rate
 
 

@@ -1,0 +1,51 @@
+"""The least time that a GPU needs for counted work: a roofline (Williams, Waterman and Patterson,
+"Roofline", CACM 52(4), 2009), and the link to the host on top. Standard library only.
+
+Limits: vendors' peak rates, which no program reaches, so this is a bound and never a time.
+"""
+
+from collections.abc import Mapping
+
+from labkit.hardware.catalogue import Gpu
+
+#: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
+#: 128b/130b coding, https://pcisig.com/specifications.
+_LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
+
+
+def link_gb_per_s(gpu: Gpu) -> float | None:
+    """Return what 16 lanes to ``gpu`` carry in one direction; None where host and GPU share memory.
+
+    AMD's GPUs count as PCI Express 5.
+    """
+    if gpu.unified:
+        return None
+    major = gpu.compute_capability[0] if gpu.compute_capability else 9
+    generation = min(max(major - 4, 3), 5)  # Volta and Turing have 3, Ampere 4, Hopper 5
+    return _LINK_GB_PER_S[generation]
+
+
+def least_seconds(
+    gpu: Gpu, flops: Mapping[str, int], moved_bytes: int, crossing_bytes: int = 0
+) -> float:
+    """Return a lower bound of the seconds of some work on ``gpu``.
+
+    Args:
+        gpu: its published rates; without one, only bytes count.
+        flops: operations, by the precision of their operands: ``"fp32"``, ``"fp16"``, or any
+            other, which is computed at BF16's rate.
+        moved_bytes: what the GPU's memory reads and writes.
+        crossing_bytes: what crosses the link to the host.
+    """
+    arithmetic = sum(count / rate for kind, count in flops.items() if (rate := _rate(gpu, kind)))
+    link = link_gb_per_s(gpu)
+    crossing = crossing_bytes / (link * 1e9) if link else 0.0
+    return max(arithmetic, moved_bytes / (gpu.bandwidth_gb_per_s * 1e9)) + crossing
+
+
+def _rate(gpu: Gpu, precision: str) -> float | None:
+    """Return the operations per second that ``gpu`` reaches at most; None if none is published."""
+    tflops = gpu.fp16_tflops if precision.endswith("fp16") else gpu.bf16_tflops or gpu.fp16_tflops
+    if tflops and precision == "fp32":
+        tflops /= 2  # TF32's; plain float32 is slower still
+    return tflops * 1e12 if tflops else None

@@ -11,25 +11,36 @@ MOST_PEAK = 0.7
 NOISE = 0.02
 
 
-def bytes_per_parameter():
-    # Two moments, each one byte and its share of the block's scale.
-    return 2 * (1 + 4 / 256)
+def state_bytes(sizes):
+    small = sum(size for size in sizes if size < 4096)  # both moments in 32 bits
+    large = [size for size in sizes if size >= 4096]
+    blocks = sum(-(-size // 256) for size in large)  # rounded up: the last may be shorter
+    return 8 * small + 2 * (sum(large) + 4 * blocks)  # each moment: its bytes, and its scales
+
+
+def _slips(sizes):
+    right, every = state_bytes(sizes), sum(sizes)
+    blocks = sum(-(-size // 256) for size in sizes if size >= 4096)
+    whole = sum(size // 256 for size in sizes if size >= 4096)
+    return {
+        8 * every: "That is 32-bit AdamW.",
+        right - 8 * blocks: "The scales are missing: each block has one for each moment.",
+        right - 4 * blocks: "Each of the two moments has scales of its own.",
+        right - 8 * (blocks - whole): "The last block of a tensor may be shorter, and has a scale.",
+        2 * every + 8 * sum(-(-size // 256) for size in sizes): "Which tensors keep 32 bits?",
+    }
 
 
 @check_of(
     "14-1",
-    bytes_per_parameter,
-    "One byte for each of the two moments, and then the scales.",
-    "4 bytes for 256 numbers, for each moment: 2 × (1 + 4 / 256).",
+    state_bytes,
+    "One byte for each of the two moments, and then the scales. Which tensors are too small?",
+    "Fewer than 4096 numbers: 8 bytes each. Else two bytes each, and 2 × 4 bytes for each block "
+    "of 256, rounded up.",
 )
 def check_bytes(answer):
-    near = {
-        2.0: "The scales are missing: each block of 256 has one for each moment.",
-        1 + 4 / 256: "That is one moment; AdamW has two.",
-        2 + 4 / 256: "Each of the two moments has scales of its own.",
-        8.0: "That is 32-bit AdamW.",
-    }
-    return checks.expect_number(answer, bytes_per_parameter(), rel_tolerance=1e-3, slips=near)
+    jobs = (([1_048_576],), ([1_048_576, 3000, 4095],), ([4096, 4097, 5000],))
+    return checks.expect_results(answer, state_bytes, jobs, slips=_slips, rel_tolerance=1e-6)
 
 
 def light(device, steps=20):

@@ -2,14 +2,17 @@
 
 from exercise_answers.changed import changed
 
-from labkit.exercises.lesson_14 import light
+from labkit.exercises.lesson_14 import light, state_bytes
 
 OTHER_OPTIMIZER = ("bnb.optim.AdamW8bit", "torch.optim.AdamW")
+ALL_LARGE = [("size < 4096", "False"), ("size >= 4096", "True")]
+FLOOR = ("-(-size // 256)", "size // 256")
 MISTAKES = [
-    ("14-1", 2, "scales are missing"),
-    ("14-1", 1.015625, "AdamW has two"),
-    ("14-1", 2.015625, "Each of the two moments"),
-    ("14-1", 8, "32-bit AdamW"),
+    ("14-1", changed(state_bytes, ("4 * blocks", "0 * blocks")), "scales are missing"),
+    ("14-1", changed(state_bytes, ("4 * blocks", "2 * blocks")), "Each of the two moments"),
+    ("14-1", lambda sizes: 8 * sum(sizes), "32-bit AdamW"),
+    ("14-1", changed(state_bytes, *ALL_LARGE), "Which tensors keep 32 bits"),
+    ("14-1", changed(state_bytes, FLOOR), "may be shorter"),
     ("14-2", changed(light, ("lr=1e-3", "lr=1e-5")), "Your last losses are"),
     ("14-2", changed(light, OTHER_OPTIMIZER), "largest part of your peak is optimizer"),
 ]

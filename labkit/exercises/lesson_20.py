@@ -1,4 +1,4 @@
-"""Exercises of lesson 20: a map for two unequal cards, and a pipeline within a memory target."""
+"""Exercises of lesson 20: a map for two unequal GPUs, and a pipeline within a memory target."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,20 +17,20 @@ from labkit.runs import Run
 from labkit.values import GIB, MIB, format_bytes, one_of, shown
 
 SPARE_BYTES = 256 * MIB  # what the notebook says that a pass needs beside the weights
-# (layers, room of card 0, room of card 1)
+# (layers, room of GPU 0, room of GPU 1)
 PAIRS = ((32, 11 * GIB, 6 * GIB), (24, 4 * GIB, 9 * GIB))
 ROWS, TOKENS = 2, 1024
 
 
 def place(model, room):
-    places, card, left = {}, 0, room[0] - 256 * 2**20
+    places, number, left = {}, 0, room[0] - 256 * 2**20
     layers = [f"model.layers.{i}" for i in range(len(model.model.layers))]
     for name in ["model.embed_tokens", "model.rotary_emb", *layers, "model.norm", "lm_head"]:
         nbytes = sum(x.nbytes for x in model.get_submodule(name).parameters())
-        if card == 0 and nbytes > left:
-            card = 1  # and all that follows: one border, crossed once
+        if number == 0 and nbytes > left:
+            number = 1  # and all that follows: one border, crossed once
         left -= nbytes
-        places[name] = card
+        places[name] = number
     return places
 
 
@@ -58,17 +58,17 @@ def _move(at: torch.device, block: nn.Module, args: Any, named: Any) -> Any:
     "20-1",
     place,
     "Go through the modules in the order in which they run, and count bytes.",
-    "Card 0 takes modules until the next one would not fit, card 1 takes the rest. Leave "
-    "256 MiB of card 0 for the pass.",
+    "GPU 0 takes modules until the next one would not fit, GPU 1 takes the rest. Leave "
+    "256 MiB of GPU 0 for the pass.",
 )
 def check_place(answer):
     for layers, *rooms in PAIRS:
         model = _llama(layers, "meta")
         given = checks.settings_of(checks.call(answer, model, dict(enumerate(rooms))))
-        where = f"For {layers} layers and cards of {' and '.join(map(format_bytes, rooms))}"
+        where = f"For {layers} layers and GPUs of {' and '.join(map(format_bytes, rooms))}"
         blocks = ["model.embed_tokens", *(f"model.layers.{i}" for i in range(layers))]
         blocks += ["model.norm", "lm_head"]
-        places = {block: _card_of(block, given) for block in blocks}
+        places = {block: _gpu_of(block, given) for block in blocks}
         places["model.rotary_emb"] = places["model.embed_tokens"]
         problem = _not_a_map(given, places) or _too_much(layers, rooms, places)
         crossings = sum(a != b for a, b in pairwise(places[block] for block in blocks))
@@ -79,7 +79,7 @@ def check_place(answer):
     return None
 
 
-def _card_of(name: str, given: Mapping[str, Any]) -> Any:
+def _gpu_of(name: str, given: Mapping[str, Any]) -> Any:
     """Return the entry for ``name``, or for the nearest module that it is part of."""
     while name and name not in given:
         name = name.rpartition(".")[0]
@@ -87,25 +87,25 @@ def _card_of(name: str, given: Mapping[str, Any]) -> Any:
 
 
 def _not_a_map(given: Mapping[str, Any], places: Mapping[str, Any]) -> str | None:
-    for block, card in places.items():
-        if card not in (0, 1):
-            return f"{block} is to go to card 0 or 1, not to {shown(card)}."
+    for block, number in places.items():
+        if number not in (0, 1):
+            return f"{block} must be on GPU 0 or 1, not on {shown(number)}."
         if any(name.startswith(f"{block}.") for name in given):
-            return f"{block} is cut in two: its residual would cross back and forth. Keep it."
+            return f"{block} is cut in two: its residual would cross back and forth."
     return None
 
 
 def _too_much(layers: int, rooms: list[int], places: dict[str, int]) -> str | None:
-    """Return which card the pass itself fills beyond its room."""
-    first = min(places.values())  # a map may leave one card empty
-    shifted = {name: card - first for name, card in places.items()}
+    """Return which GPU the pass itself fills beyond its room."""
+    first = min(places.values())  # a map may leave one GPU empty
+    shifted = {name: number - first for name, number in places.items()}
     with lab.pretend():
         run = lab.simulate(infer, gpu="a100-80gb", steps=1, layers=layers, places=shifted)
-    for card, room_bytes in enumerate(rooms):
-        at = f"cpu:{card - first}"
+    for number, room_bytes in enumerate(rooms):
+        at = f"cpu:{number - first}"
         taken_bytes = run.trace.peak(at).total_bytes if at in run.trace.devices else 0
         if taken_bytes > room_bytes:
-            return f"card {card} comes to {format_bytes(taken_bytes)}. A pass needs room, too."
+            return f"GPU {number} peaks at {format_bytes(taken_bytes)}. A pass needs room, too."
     return None
 
 
@@ -167,14 +167,16 @@ def check_plan(answer):
         return f"{TEXTS} texts cannot be cut into {pieces} equal micro-batches."
     idle = (STAGES - 1) / (pieces + STAGES - 1)
     if idle > MOST_IDLE:
-        return f"With {pieces} micro-batches each stage waits {idle:.0%} of the time: too long."
+        return f"With {pieces} micro-batches each stage is idle {idle:.0%} of the time: too long."
     if TEXTS // pieces < FEWEST_TEXTS:
         return f"{TEXTS // pieces} text in a micro-batch is too few: at least {FEWEST_TEXTS}."
     run, reference = first_stage(order, pieces), first_stage("GPipe", BASELINE_PIECES)
     share = run.peak_bytes / reference.peak_bytes
     if share > MOST_PEAK:
         return (
-            f"Each stage waits {idle:.0%} of the time, little enough. But the first one peaks at "
+            f"Each stage is idle {idle:.0%} of the time, little enough. But the first one peaks at "
             f"{share:.0%} of what it takes now. What share of the batch is on its way at once?"
         )
-    return checks.Correct(f"That is right: {share:.0%} of the peak, and a wait of {idle:.0%}.")
+    return checks.Correct(
+        f"That is right: {share:.0%} of the peak, and idle {idle:.0%} of the time."
+    )

@@ -1,4 +1,4 @@
-"""Exercises of lesson 21: workers within a host-memory budget, and rows that stay on the disk."""
+"""Exercises of lesson 21: batches of limited size, and rows that stay on the disk."""
 
 import math
 import pickle
@@ -9,49 +9,67 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from labkit.exercises.checks import Correct, call, expect_results
+from labkit.exercises.checks import Correct, call
 from labkit.exercises.engine import check_of
-from labkit.values import GIB, KIB, MIB, format_bytes
+from labkit.values import KIB, format_bytes
 
 
-def workers(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
-    enough = math.ceil(load_seconds / step_seconds)  # more would wait for the GPU
-    affordable = budget_bytes // (worker_bytes + 2 * batch_bytes)
-    return min(enough, affordable)
+def batches(lengths, most_tokens):
+    found, batch = [], []
+    for number in sorted(range(len(lengths)), key=lambda number: lengths[number]):
+        if batch and (len(batch) + 1) * lengths[number] > most_tokens:
+            found.append(batch)
+            batch = []
+        batch.append(number)
+    return [*found, batch]
 
 
-# (load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes)
-JOBS = (
-    (0.5, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # as many as the GPU can use
-    (0.4375, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # three and a half are four
-    (0.40625, 0.125, 32 * MIB, 300 * MIB, 16 * GIB),  # and so are three and a quarter
-    (0.5, 0.125, 600 * MIB, 300 * MIB, 4 * GIB),  # the waiting batches are what costs
-    (0.5, 0.125, 1 * MIB, 3 * GIB, 8 * GIB),  # each worker has its copy of the data
-    (0.0625, 0.125, 1 * MIB, 300 * MIB, 16 * GIB),  # one is enough
-    (0.5, 0.125, 1 * MIB, 3 * GIB, 2 * GIB),  # not even one
-)
+MOST_PADDING, MOST_BATCHES = 0.1, 1.25
+
+
+def data_sets() -> list[tuple[list[int], int]]:
+    """Return lengths and a limit for several data sets, none of them sorted."""
+    random = np.random.default_rng(0)
+    chats = random.lognormal(4.6, 0.8, 600).clip(16, 512).astype(int).tolist()
+    longest = [*random.integers(20, 250, 300).tolist(), 1024]  # one is as long as the limit
+    return [(chats, 2048), (longest[::-1], 1024), ([30, 7] * 300, 300)]
 
 
 @check_of(
     "21-1",
-    workers,
-    "w workers deliver w batches per load_seconds. How many can the GPU use in that time?",
-    "`math.ceil(load_seconds / step_seconds)` is enough. One worker takes "
-    "`worker_bytes + 2 * batch_bytes`: how many of them does the budget hold?",
+    batches,
+    "Sort the numbers of the texts by length. What is the rectangle if you add the next one?",
+    "In sorted order the next text is the longest: with it a batch has "
+    "`(len(batch) + 1) * lengths[number]` positions.",
 )
-def check_workers(answer):
-    return expect_results(answer, workers, JOBS, slips=_slips, rel_tolerance=0)
+def check_batches(answer):
+    for lengths, most_tokens in data_sets():
+        given = [list(batch) for batch in call(answer, list(lengths), most_tokens)]
+        if problem := _wrong_batches(given, lengths, most_tokens):
+            return f"For {len(lengths)} texts and at most {most_tokens} tokens: {problem}"
+    return None
 
 
-def _slips(load_seconds, step_seconds, batch_bytes, worker_bytes, budget_bytes):
-    enough = math.ceil(load_seconds / step_seconds)
-    return {
-        round(load_seconds / step_seconds): "The GPU could use a part of one more worker.",
-        budget_bytes // (worker_bytes + 2 * batch_bytes): "Fewer deliver as much: the GPU cannot "
-        "use more than one batch per step.",
-        min(enough, budget_bytes // worker_bytes): "Count the batches that wait, too: that is over "
-        "the budget.",
-    }
+def _wrong_batches(given: list[list[int]], lengths: list[int], most_tokens: int) -> str | None:
+    """Return what is wrong with the batches of one data set."""
+    if not all(given):
+        return "one of the batches is empty."
+    numbers = [number for batch in given for number in batch]
+    if sorted(numbers) != list(range(len(lengths))):
+        return (
+            f"the batches have {len(numbers)} numbers, {len(set(numbers))} of them different. Each "
+            f"text's number, from 0 to {len(lengths) - 1}, must be there once."
+        )
+    sizes = [len(batch) * max(lengths[number] for number in batch) for batch in given]
+    if max(sizes) > most_tokens:
+        return f"a batch has {max(sizes)} positions. Every row is as long as the longest."
+    padding = 1 - sum(lengths) / sum(sizes)
+    if padding > MOST_PADDING:
+        return f"{padding:.0%} of all positions are padding. Put texts of similar length together."
+    most_batches = math.ceil(MOST_BATCHES * sum(lengths) / most_tokens) + 1
+    if len(given) > most_batches:
+        return f"these are {len(given)} batches; at most {most_batches}. Fill them to the limit."
+    return None
 
 
 ROW = 4096  # ids

@@ -9,8 +9,7 @@
 Times are of the machine's monotonic clock, which all its processes share.
 
 Limits: each watched call waits for the GPU before and after, so that its work is done when the time
-is recorded: the program cannot run ahead of the GPU. GPUs other than this process's own are waited
-for where a call's arguments or result are on them.
+is recorded: the program cannot run ahead of the GPU. Only the current GPU is waited for.
 """
 
 import functools
@@ -41,29 +40,30 @@ class SpanRecorder:
         self.laps: list[list[Span]] = [[]]
         self._path = path
 
-    def watch(self, owner: Any, *, text: str | None = None, **kinds: str) -> None:
+    def watch(self, owner: Any, **kinds: str) -> None:
         """Record each call of some of an object's methods from now on.
 
         Args:
             owner: the object; its class stays as it is.
-            text: what is written on the spans; None: the first argument of a call, where that is
-                an int (the number of a micro-batch, say).
-            **kinds: for each method's name what its spans are called, ``forward="forward"``.
+            **kinds: for each method's name what its spans are called, ``forward="forward"``. The
+                first argument of a call is written on its span where it is an int (the number of
+                a micro-batch, say).
         """
         for method, kind in kinds.items():
-            setattr(owner, method, self._watched(getattr(owner, method), kind, text))
+            setattr(owner, method, self._watched(getattr(owner, method), kind))
 
-    def _watched(self, work: Callable[..., Any], kind: str, text: str | None) -> Callable[..., Any]:
+    def _watched(self, work: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        from labkit.hardware.cuda import cuda_memory  # here: figures read spans without PyTorch
+
         @functools.wraps(work)
         def watched(*arguments: Any, **named: Any) -> Any:
-            _wait_for((arguments, named))  # what came before is not this call's work
+            cuda_memory.synchronize()  # what came before is not this call's work
             start = time.monotonic()
             result = work(*arguments, **named)
-            _wait_for(result)
-            label = text or ""
-            if text is None and arguments and isinstance(arguments[0], int):
-                label = str(arguments[0])
-            self.laps[-1].append(Span(kind, start, time.monotonic(), label))
+            cuda_memory.synchronize()
+            numbered = arguments and isinstance(arguments[0], int)
+            text = str(arguments[0]) if numbered else ""
+            self.laps[-1].append(Span(kind, start, time.monotonic(), text))
             return result
 
         return watched
@@ -80,16 +80,3 @@ class SpanRecorder:
         """Return the closed laps that a recorder wrote to ``path``."""
         laps = json.loads(Path(path).read_text(encoding="utf-8"))
         return [[Span(*span) for span in lap] for lap in laps]
-
-
-def _wait_for(tree: Any) -> None:
-    """Wait for this process's GPU, and for each other one that a tensor of ``tree`` is on."""
-    import torch  # here: figures read spans without it
-    from torch.utils._pytree import tree_leaves
-
-    from labkit.hardware import cuda
-
-    cuda.cuda_memory.synchronize()
-    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        torch.cuda.synchronize(device)

@@ -23,7 +23,7 @@ from torch import nn
 
 import labkit as lab
 from labkit.allocator.caching import CachingAllocator
-from labkit.exercises import lesson_02, lesson_16, lesson_21
+from labkit.exercises import lesson_02, lesson_16
 from labkit.exercises.checks import train
 from labkit.exercises.engine import Status, of_lesson
 from labkit.exercises.lesson_00 import SEQ_LEN
@@ -298,14 +298,6 @@ def test_20_a_stage_keeps_the_micro_batches_that_are_on_the_way():
 
     # Four stages, sixteen micro-batches.
     assert activations("1F1B") / activations("GPipe") == pytest.approx(4 / 16, rel=0.02)
-
-
-def test_21_the_workers_are_the_fewest_of_the_fastest_that_fit():
-    for load, step, batch, worker, budget in lesson_21.JOBS:
-        fits = [n for n in range(200) if n * (worker + 2 * batch) <= budget]
-        delivered = {n: min(n / load, 1 / step) for n in fits}
-        best = min(n for n in fits if delivered[n] == max(delivered.values()))
-        assert lesson_21.workers(load, step, batch, worker, budget) == best
 
 
 def test_23_small_enough_but_too_slow(monkeypatch):

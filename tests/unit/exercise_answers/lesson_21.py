@@ -1,22 +1,55 @@
 """Answers to lesson 21's exercises."""
 
-import math
-
 import numpy as np
 
-from labkit.exercises.lesson_21 import Thrifty, hungry
+from labkit.exercises.lesson_21 import Thrifty, batches, hungry
 
 
-def rounded(load, step, batch, worker, budget):
-    return min(int(load / step + 0.5) or 1, budget // (worker + 2 * batch))
+def longest_first(lengths, most_tokens):
+    """Fills a batch from the longest text on, which sets its rectangle at once."""
+    found = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if found and (len(found[-1]) + 1) * lengths[found[-1][0]] <= most_tokens:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
 
 
-def batches_forgotten(load, step, batch, worker, budget):
-    return min(math.ceil(load / step), budget // worker)
+def as_arrays(lengths, most_tokens):
+    return [np.array(batch) for batch in batches(lengths, most_tokens)]
 
 
-def all_that_fit(load, step, batch, worker, budget):
-    return budget // (worker + 2 * batch)
+def without_padding(lengths, most_tokens):
+    found, tokens = [[]], 0
+    for number in np.argsort(lengths):
+        if tokens + lengths[number] > most_tokens:
+            found, tokens = [*found, []], 0
+        found[-1].append(int(number))
+        tokens += lengths[number]
+    return found
+
+
+def unsorted(lengths, most_tokens):
+    found = [[]]
+    for number in range(len(lengths)):
+        rows = [*found[-1], number]
+        if len(rows) * max(lengths[row] for row in rows) > most_tokens:
+            found.append([])
+        found[-1].append(number)
+    return found
+
+
+def one_each(lengths, most_tokens):
+    return [[number] for number in range(len(lengths))]
+
+
+def last_one_lost(lengths, most_tokens):
+    return batches(lengths, most_tokens)[:-1]
+
+
+def lengths_themselves(lengths, most_tokens):
+    return [[lengths[number] for number in batch] for batch in batches(lengths, most_tokens)]
 
 
 class Mapped(Thrifty):
@@ -43,11 +76,14 @@ class WrongOffset(Thrifty):
         return np.fromfile(self.path, np.uint16, 4096, offset=4096 * row).astype(np.int64)
 
 
-RIGHT = [("21-2", Mapped)]
+RIGHT = [("21-1", longest_first), ("21-1", as_arrays), ("21-2", Mapped)]
 MISTAKES = [
-    ("21-1", rounded, "load_seconds=0.40625, step_seconds=0.125"),
-    ("21-1", batches_forgotten, "Count the batches that wait, too"),
-    ("21-1", all_that_fit, "Fewer deliver as much"),
+    ("21-1", without_padding, "Every row is as long as the longest"),
+    ("21-1", unsorted, "Put texts of similar length together"),
+    ("21-1", one_each, "Fill them to the limit"),
+    ("21-1", last_one_lost, "must be there once"),
+    ("21-1", lengths_themselves, "must be there once"),
+    ("21-1", lambda lengths, most: [*batches(lengths, most), []], "one of the batches is empty"),
     ("21-2", hungry, "held for a file of 8.00 MiB"),
     ("21-2", KeepsTheMap, "travels as its *contents*"),
     ("21-2", WrongOffset, "is not the one in the file"),

@@ -7,8 +7,8 @@ and listen on the loopback interface only. None of them outlives ``launch``.
 
 Limits: one machine. A rank has a separate Python: what the notebook defined or set does not exist
 there, except for a pretended GPU. A rank that leaves by ``os._exit(0)`` is waited for in vain.
-gloo's thread holds the tensors of a collective a moment longer than NCCL would: on a busy machine
-a peak may count one of them more.
+gloo's two threads hold the tensors of a collective a moment longer than NCCL would: on a busy
+machine a peak may count two of them more.
 """
 
 import inspect

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import labkit as lab
@@ -34,7 +34,8 @@ def one_rank(cut: Any, *, model: str, layers: int, seq_len: int, gpu: str, ranks
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         options = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
         cut(net, **options)
-        fully_shard(net, **options)
+        if not isinstance(net, FSDPModule):
+            fully_shard(net, **options)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
         rows = lab.batches(device=device, batch_size=1, seq_len=seq_len)
         yield from train_steps(net, optimizer, rows)
@@ -66,8 +67,8 @@ def fewest():
     fewest,
     "69 billion parameters, 16 bytes each, divided by N; and then the floor, which the "
     "shorter rows lower. Above which N is the sum below 23 GiB?",
-    'Try `lab.simulate(sharded.train, gpu="rtx-4090", ranks=N, model="Llama-2-70B", layers=80, '
-    'alike="layers", precision="amp-bf16", seq_len=2048).fits` for some N between 64 and 128.',
+    'Try `lab.simulate(measured.train, gpu="rtx-4090", ranks=N, model="Llama-2-70B", layers=80, '
+    'alike="layers", seq_len=2048).fits` for some N between 64 and 128.',
 )
 def check_fewest(answer):
     return expect_limit(answer, "GPUs", seventy, most=MOST_GPUS, step=-MACHINE)

@@ -9,21 +9,26 @@ import labkit as lab
 from labkit.values import InputError
 
 LAYER_BYTES = 4 * (2 * 64 * 256 + 64 + 256)  # its gradients, float32
+GLOO_THREADS = 2  # each keeps the tensors of its last collective until it looks for another
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "mixed"), [(2, False), (4, True)])
 def test_simulated_ranks_hold_what_real_ones_do(ranks, mixed):
-    real = lab.launch(rank_jobs.sharded, ranks=ranks, steps=2, mixed=mixed)
+    real = lab.launch(rank_jobs.sharded, ranks=ranks, steps=5, mixed=mixed)
+    mesh_bytes = 4 * ranks  # the list of who is where, which is no part of the model
+    more_bytes = []  # in a real step than in a simulated one, for each rank and step but the first
     for rank, run in enumerate(real):
         fake = lab.simulate(rank_jobs.sharded, ranks=ranks, rank=rank, mixed=mixed)
-        mesh_bytes = 4 * ranks  # the list of who is where, which is no part of the model
-        # Gloo copies what it is to reduce, and another thread drops the copy a little later.
-        late_bytes = run.peak_bytes - mesh_bytes - fake.peak_bytes
-        assert 0 <= late_bytes <= LAYER_BYTES
+        repeated_bytes = fake.step_peaks_bytes[-1] + mesh_bytes
+        more_bytes += [peak_bytes - repeated_bytes for peak_bytes in run.step_peaks_bytes[1:]]
         assert fake.sent_bytes == run.sent_bytes > 0
         assert fake.bytes_of("optimizer") == run.bytes_of("optimizer")
         assert dict(fake.parameters) == dict(run.parameters)
+    # Gloo copies what it is to reduce. A busy machine keeps its threads from dropping the copies.
+    assert min(more_bytes) >= 0
+    assert max(more_bytes) <= GLOO_THREADS * LAYER_BYTES
+    assert min(more_bytes) < LAYER_BYTES / 2  # not in each step of each rank
 
 
 @pytest.mark.slow

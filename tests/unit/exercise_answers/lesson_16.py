@@ -3,18 +3,10 @@
 import torch
 from torch import nn
 
-from labkit.exercises.lesson_16 import EightBits, levels
-
-EVEN = torch.linspace(-1, 1, 16)
+from labkit.exercises.lesson_16 import EightBits, shrink, weights_gb
 
 
-def nf4():
-    from bitsandbytes.functional import get_4bit_type
-
-    return get_4bit_type("nf4", device="cpu")
-
-
-def eight_bits(model, tokenizer):
+def eight_bits(model):
     for name, old in list(model.named_modules()):
         if isinstance(old, nn.Linear):
             model.set_submodule(name, EightBits(old.weight.detach()))
@@ -22,21 +14,36 @@ def eight_bits(model, tokenizer):
     return model
 
 
-def four_layers(model, tokenizer):
+def only_layers(model):
+    head = model.lm_head
+    model = shrink(model)
+    model.model.embed_tokens.codes = head.weight.to(torch.bfloat16)
+    return model
+
+
+def four_layers(model):
     model.model.layers = model.model.layers[:4]
     return model
 
 
-RIGHT = [("16-1", lambda: torch.tensor(levels()))]
+def adapted(model):
+    ids = torch.arange(8)[None]
+    model(input_ids=ids, labels=ids).loss.backward()
+    return shrink(model)
+
+
+RIGHT = [("16-1", 39.5), ("16-1", lambda: round(weights_gb(), 1))]
 MISTAKES = [
-    ("16-1", "0 to 1", "16 numbers"),
-    ("16-1", list(range(16)), "between −1 and 1"),
-    ("16-1", torch.linspace(-1, 1, 15), "15 different levels"),
-    ("16-1", EVEN, "how far apart"),
-    ("16-1", nf4, "NF4's"),
-    ("16-1", lambda: 0.8 * nf4() + 0.2 * torch.tensor(levels()), "better, by"),
-    ("16-2", lambda model, tokenizer: model, "100.0% of the 16-bit bytes"),
-    ("16-2", eight_bits, "not a third"),
+    ("16-1", 35.3, "are weights, too"),
+    ("16-1", 37.4, "as large as the embedding"),
+    ("16-1", 42.7, "double them"),
+    ("16-1", 38.4, "Scales take bytes"),
+    ("16-1", 36.36, "Llama-2-70B"),
+    ("16-1", 39.5e9, "check the units"),
+    ("16-2", lambda model: model, "100.0% of the 16-bit bytes"),
+    ("16-2", eight_bits, "are allowed"),
+    ("16-2", only_layers, "are allowed"),
     ("16-2", four_layers, "little enough, but the perplexity"),
-    ("16-2", lambda model, tokenizer: "small", "should return the model"),
+    ("16-2", adapted, "grad"),
+    ("16-2", lambda model: "small", "should return the model"),
 ]

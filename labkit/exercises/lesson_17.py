@@ -83,7 +83,7 @@ def large(device, blocks=24, steps=2):
     hosted = [p.detach().to("cpu", copy=True) for p in placed]
     optimizer = torch.optim.AdamW(hosted, lr=1e-3)
 
-    def leave(there, p):  # a gradient goes to the host as soon as it is there
+    def leave(there, p):  # a gradient goes to the CPU as soon as it is there
         there.grad, p.grad = p.grad.to("cpu", copy=True), None
 
     for there, p in zip(hosted, placed, strict=True):
@@ -142,21 +142,23 @@ def _seconds(run: Run, watch: _Watch) -> float:
 @check_of(
     "17-2",
     large,
-    "16 bytes per weight are on the device: weight, gradient, two moments. 24 blocks in "
-    "the room of 8 means about a third of that. `HostAdamW` takes the moments away. What "
+    "16 bytes per weight are on the GPU: weight, gradient, two moments. 24 blocks in "
+    "the room of 8 means about a third of that. `AdamWOnCPU` takes the moments away. What "
     "else need not be there all at once?",
-    "Keep copies of the weights on the host with their AdamW. For each weight, "
-    "`p.register_post_accumulate_grad_hook(...)`: copy `p.grad` to the host's `.grad`, and "
-    "set `p.grad = None`. After backward, step there and copy the weights back.",
+    "Keep copies of the weights on the CPU with their AdamW. For each weight, "
+    "`p.register_post_accumulate_grad_hook(...)`: copy `p.grad` to the copy's `.grad`, and "
+    "set `p.grad = None`. After backward, step on the CPU and copy the weights back.",
 )
 def check_large(answer):
     run, watch = _simulated(answer, MANY)
     few, _ = _simulated(roomy, FEW)
     many, plain = _simulated(roomy, MANY)
     if watch.host_products:
-        return "The host computes matrix products. Offloading moves what is kept, not the products."
+        return (
+            "The CPU computes matrix products. Offloading moves what is stored, not the products."
+        )
     if run.peak_bytes > few.peak_bytes:
-        advice = "The optimizer is gone, but at one moment *all* gradients are on the device."
+        advice = "The optimizer is gone, but at one moment *all* gradients are on the GPU."
         if run.bytes_of("optimizer"):
             advice = "The optimizer's state is still there, two numbers for each weight."
         return f"{checks.memory_target(run, few.peak_bytes)} {advice}"
@@ -165,7 +167,7 @@ def check_large(answer):
         return (
             f"It fits, but takes {times:.2f} times as long, with "
             f"{format_bytes(watch.crossing_bytes)} over the link. Need the weights themselves "
-            "leave the device?"
+            "leave the GPU?"
         )
     runs = checks.run_both(answer, roomy, mode="measure", blocks=MANY, steps=2)
     return checks.same_losses(*runs) or checks.Correct(

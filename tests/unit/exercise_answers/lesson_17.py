@@ -6,7 +6,7 @@ from labkit.exercises.lesson_17 import large, roomy
 
 
 def answer(operations=8, crossings=3, nbytes=2, hide=None):
-    """The solution of 16-1, except for what is named."""
+    """The solution of 17-1, except for what is named."""
 
     def given(parameters, tokens, flops_per_second, bytes_per_second, hidden):
         arithmetic = operations * parameters * tokens / flops_per_second
@@ -26,11 +26,11 @@ LEAVE_LATE = [
         "        optimizer.step()\n",
     ),
 ]
-SAVE_ON_HOST = (
+SAVE_ON_CPU = (
     "        loss = model(",
     "        with torch.autograd.graph.save_on_cpu():\n            loss = model(",
 )
-COMPUTE_ON_HOST = [
+COMPUTE_ON_CPU = [
     ("512, device=device) for", "512) for"),
     ("torch.randn(128, 512, device=device)", "torch.randn(128, 512, device=device).to('cpu')"),
     ("yield loss", "yield loss.to(device)"),
@@ -44,8 +44,8 @@ MISTAKES = [
     ("17-1", answer(hide=False), "Hidden copies take no extra time"),
     ("17-1", answer(hide=True), "it first computes and then copies"),
     ("17-2", roomy, "The optimizer's state is still there"),
-    ("17-2", changed(large, *LEAVE_LATE), "*all* gradients are on the device"),
-    ("17-2", changed(large, SAVE_ON_HOST), "Need the weights themselves leave the device?"),
+    ("17-2", changed(large, *LEAVE_LATE), "*all* gradients are on the GPU"),
+    ("17-2", changed(large, SAVE_ON_CPU), "Need the weights themselves leave the GPU?"),
     ("17-2", changed(large, ("p.copy_(there)", "pass")), "loss"),
-    ("17-2", changed(large, *COMPUTE_ON_HOST), "The host computes"),
+    ("17-2", changed(large, *COMPUTE_ON_CPU), "The CPU computes"),
 ]

@@ -1,18 +1,18 @@
 """Exercises of lesson 22: what a technique is worth given the rest, and a leaner stack."""
 
-from collections.abc import Mapping
+import argparse
 from typing import Any
 
 import torch
 
 import labkit as lab
 from labkit.exercises import checks
-from labkit.exercises.checks import Correct, expect_results, memory_target, settings_of
+from labkit.exercises.checks import Correct, expect_results, memory_target
 from labkit.exercises.engine import check_of
 from labkit.plan.recipe import Recipe
-from labkit.plan.techniques import HostOptimizer, chunked_loss
+from labkit.plan.techniques import HostOptimizer, chunked_loss, optimizer_of
 from labkit.runs import Run
-from labkit.values import GIB, PRECISIONS, format_bytes, one_of
+from labkit.values import GIB, InputError, format_bytes, shown
 
 
 def factor(weights, gradients, states, activations, k):
@@ -60,50 +60,55 @@ def _slips(weights, gradients, states, activations, k):
 
 MODEL, ROWS = "SmolLM2-135M", 4
 MOST_BYTES = int(1.4 * GIB)
-#: Every setting of the lesson's job, as in its whole stack.
-STACK = {
-    "precision": "amp-bf16",
-    "attention": "sdpa",
-    "recompute": True,
-    "chunk": 1024,
-    "micro": 2,
-    "eight_bit": True,
-    "on_host": True,
-}
+#: All seven switches of the lesson.
+SEVEN = "--amp --fused --checkpointing --chunk=1024 --optimizer=cpu --micro=2"
+
+_parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
+for _switch in ("amp", "fused", "checkpointing", "bf16", "nf4"):
+    _parser.add_argument(f"--{_switch}", action="store_true")
+for _number in ("chunk", "micro", "lora"):
+    _parser.add_argument(f"--{_number}", type=int, default=0)
+_parser.add_argument("--optimizer", choices=["adamw", "8bit", "cpu"], default="adamw")
 
 
-def job(
-    device,
-    layers,
-    precision="fp32",
-    attention="eager",
-    recompute=False,
-    chunk=None,
-    micro=None,
-    eight_bit=False,
-    on_host=False,
-):
+def switches_of(answer: Any) -> argparse.Namespace:
+    """Return what an answer such as ``"--amp --chunk=1024"`` switches on.
+
+    Raises:
+        InputError: it is no text, or has another switch.
+    """
+    if not isinstance(answer, str):
+        raise InputError(f"a text such as '--amp --fused' is asked for, not {shown(answer)}")
+    try:
+        switches, unknown = _parser.parse_known_args(answer.split())
+    except argparse.ArgumentError as error:
+        raise InputError(f"{error}") from error
+    if unknown:
+        known = ", ".join(f"--{name}" for name in vars(switches))
+        raise InputError(f"unknown: {' '.join(unknown)}. The switches are {known}.")
+    return switches
+
+
+def job(device, layers, flags):
     """The lesson's job, at the size of the exercise."""
-    dtype = lab.dtype_of(precision)
-    model = lab.model(MODEL, device=device, dtype=dtype, layers=layers, attention=attention)
-    lab.checkpointing(model, on=recompute)
+    switches = switches_of(flags)
+    attention = "sdpa" if switches.fused else "eager"
+    model = lab.model(MODEL, device=device, layers=layers, attention=attention)
+    lab.checkpointing(model, on=switches.checkpointing)
     weights = list(model.parameters())
-    if on_host:
+    if switches.optimizer == "cpu":
         optimizer = HostOptimizer(weights, Recipe())
-    elif eight_bit:
-        import bitsandbytes
-
-        optimizer = bitsandbytes.optim.AdamW8bit(weights)
     else:
-        optimizer = torch.optim.AdamW(weights)
+        recipe = Recipe(optimizer="adamw8bit" if switches.optimizer == "8bit" else "adamw")
+        optimizer = optimizer_of(recipe, weights)
     for ids in lab.batches(device=device, batch_size=ROWS, seq_len=1024):
         total = torch.zeros((), device=device)
-        for rows in ids.split(micro or ROWS):
-            with lab.autocast(device, precision):
-                if chunk is None:
-                    loss = model(input_ids=rows, labels=rows).loss
+        for rows in ids.split(switches.micro or ROWS):
+            with lab.autocast(device, "amp-bf16" if switches.amp else "fp32"):
+                if switches.chunk:
+                    loss = chunked_loss(model, rows, switches.chunk)
                 else:
-                    loss = chunked_loss(model, rows, chunk)
+                    loss = model(input_ids=rows, labels=rows).loss
                 loss = loss * len(rows) / ROWS
             loss.backward()
             total += loss.detach()
@@ -112,46 +117,42 @@ def job(
         yield total
 
 
-def simulated(**settings: Any) -> Run:
-    """The job with these settings on the GPU of the exercise."""
-    return checks.simulated(job, gpu="rtx-4090", layers=30, alike="layers", **settings)
+def simulated(flags: str) -> Run:
+    """The job with these switches on the GPU of the exercise."""
+    return checks.simulated(job, gpu="rtx-4090", layers=30, alike="layers", flags=flags)
 
 
 def leaner():
-    # Nothing is left of the layers' activations, so halving the rows saves nothing any more, and
-    # makes gradients wait through the loss. What stands in the peak then is a piece of logits.
-    layers = {"precision": "amp-bf16", "attention": "sdpa", "recompute": True}
-    return {**layers, "chunk": 256, "on_host": True}
+    # Halving the rows would make gradients wait through the loss. What is left are pieces of it.
+    return "--amp --fused --checkpointing --chunk=256 --optimizer=cpu"
 
 
 @check_of(
     "22-2",
     leaner,
-    "Look at the table under the bars: what stands in the peak of the whole stack?",
-    "Gradients stand there because the second half of the rows comes after the first. Is "
+    "Look at the table under the bars: what is in the peak of all seven?",
+    "Gradients are there because the second half of the rows comes after the first. Is "
     "halving the rows still worth it, with checkpointing on?",
-    "The temporary bytes are logits, `chunk` rows of them: 49152 columns of 4 bytes.",
+    "The temporary bytes are logits, `chunk` tokens of them: 49152 columns of 4 bytes.",
 )
 def check_leaner(answer):
-    settings = settings_of(answer, STACK)
-    precision = one_of(settings.get("precision", "fp32"), PRECISIONS, "precision")
-    if not precision.startswith(("fp32", "amp-bf16")):
-        return f"With {precision} it is another training: take fp32 or amp-bf16."
-    run = simulated(**settings)
+    switches = switches_of(answer)
+    for name in ("bf16", "nf4", "lora"):
+        if getattr(switches, name):
+            return f"With --{name} it is another training."
+    run = simulated(answer)
     if problem := memory_target(run, MOST_BYTES):
-        return f"{problem} {_leaner_advice(settings, run)}"
-    whole = simulated(**STACK)
-    return Correct(
-        f"That is right: {format_bytes(run.peak_bytes)}, where the whole stack took "
-        f"{format_bytes(whole.peak_bytes)}."
-    )
+        return f"{problem} {_leaner_advice(switches, run)}"
+    return Correct(f"That is right: {format_bytes(run.peak_bytes)}, less than all seven take.")
 
 
-def _leaner_advice(settings: Mapping[str, Any], run: Run) -> str:
+def _leaner_advice(switches: argparse.Namespace, run: Run) -> str:
     if run.bytes_of("optimizer"):
-        return "States on the card alone are more than what is to be saved."
-    if settings.get("micro") and run.bytes_of("gradients"):
+        return "Moments on the GPU alone are more than what is to be saved."
+    if switches.micro and run.bytes_of("gradients"):
         return "Which switch makes gradients wait while there are still activations?"
-    if settings.get("chunk") is None or run.bytes_of("temporary") > run.bytes_of("gradients") / 2:
-        return "What are the temporary bytes? Which setting says how many of them there are?"
-    return "Compare with the whole stack, one setting at a time."
+    if not switches.chunk or switches.chunk > 512:
+        return "What are the temporary bytes? Which switch says how many of them there are?"
+    if switches.checkpointing and not (switches.amp and switches.fused):
+        return "Written-out attention has temporary bytes, too. Which two switches avoid them?"
+    return "Compare with all seven, one switch at a time."

@@ -1,18 +1,17 @@
 """The cheat sheet as one printable page of HTML, and as the tables in the README.
 
 Both are written from the same `sections`, so they cannot differ. The page is complete in itself
-and prints on A4 in landscape.
+and prints on one side of A4, in landscape.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
-from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, row
+from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row
+from labkit.cheat_sheet.findings import Finding
 from labkit.cheat_sheet.sheet import NOT_RECORDED, Sheet
-from labkit.cheat_sheet.techniques import TECHNIQUES
 from labkit.course.claims import Verdict, all_claims
 from labkit.support import html_pages
 from labkit.support.files import write_atomic
@@ -21,8 +20,6 @@ from labkit.values import format_bytes
 MARKERS = ("<!-- cheat sheet: begin -->", "<!-- cheat sheet: end -->")
 TITLE = "GPU Memory Lab: cheat sheet"
 NOTHING = "–"
-_SIMULATED = ("technique", "peak", "change", "what falls most", "bound on a step")
-_HERE, _ON_GPUS = "verdicts here", "verdicts on GPUs"
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +42,7 @@ class Section:
 
 def sections(sheet: Sheet) -> tuple[Section, ...]:
     """Return everything that the page shows, in order."""
-    return techniques(sheet), order(sheet), trial(sheet)
+    return techniques(sheet), order(sheet), verdicts(sheet)
 
 
 def write_page(sheet: Sheet, path: Path) -> Path:
@@ -61,26 +58,13 @@ def write_page(sheet: Sheet, path: Path) -> Path:
 
 
 def techniques(sheet: Sheet) -> Section:
-    """Return a row for each technique: figures alone, verdicts, effort."""
-    columns = (*_SIMULATED, _HERE, _ON_GPUS, "to write", "when not to")
+    """Return a row for each technique: figures alone, effort, when not to."""
+    columns = ("technique", "peak", "change", "what falls most", "bound on a step", "to write")
+    columns += ("when not to",)
     rows = tuple(
-        (
-            *_figures(each),
-            _verdicts(sheet, each, recorded=False),
-            _verdicts(sheet, each, recorded=True),
-            each.technique.effort,
-            each.technique.not_when,
-        )
-        for each in sheet.rows
+        (*_figures(each), each.technique.effort, each.technique.not_when) for each in sheet.rows
     )
     return Section("Techniques, each alone", _job(sheet.job, sheet.plain), columns, rows)
-
-
-def alone(job: CommonJob) -> Section:
-    """Return the same table of another job, its simulated columns only."""
-    rows = [row(technique, job) for technique in TECHNIQUES if technique.change]
-    note, figures = _job(job, rows[0].before), tuple(_figures(each) for each in rows)
-    return Section("Techniques, each alone", note, _SIMULATED, figures)
 
 
 def _job(job: CommonJob, plain: Figures) -> str:
@@ -118,19 +102,6 @@ def percent(share: float) -> str:
     text = f"{100 * abs(share):.{digits}f}"
     sign = "+" if share > 0 else "−"
     return f"{sign if float(text) else ''}{text} %"
-
-
-def _verdicts(sheet: Sheet, row: Row, *, recorded: bool) -> str:
-    if not row.technique.claims:
-        return "no claim"
-    found = [finding for id in row.technique.claims for finding in sheet.findings[id]]
-    verdicts = Counter(f.verdict for f in found if f.recorded == recorded and not f.phantom)
-    return _counted(verdicts) or NOTHING
-
-
-def _counted(counts: Counter[Verdict]) -> str:
-    texts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
-    return ", ".join(texts).replace(Verdict.NOT_TESTABLE, "not testable")
 
 
 # --- the order of adoption ------------------------------------------------------------------------
@@ -176,35 +147,37 @@ def _yes(fits: bool) -> str:
 # --- claims ---------------------------------------------------------------------------------------
 
 
+def verdicts(sheet: Sheet) -> Section:
+    """Return how many claims came out how, on each machine."""
+    tried = [verdict for verdict in Verdict if verdict is not Verdict.NOT_TESTABLE]
+    columns = ("judged on", *tried)
+    rows = tuple(
+        (machine, *(str(counts[verdict]) for verdict in tried))
+        for machine, counts in sheet.counts().items()
+    )
+    note = (
+        "What could not be judged is left out. A phantom GPU is PyTorch's CUDA build without the "
+        "GPU: bytes are judged there, seconds are not."
+    )
+    return Section("Claims on trial", " ".join([note, *sheet.missing]), columns, rows)
+
+
 def trial(sheet: Sheet) -> Section:
-    """Return every claim: claimed, found, verdict, on each machine."""
+    """Return every claim: claimed, found, and the verdict, a row for the machines that agree."""
     columns = ("claim", "article", "claimed", "found", "verdict", "where")
     rows = []
     for id, claim in all_claims().items():
         first = (f"{claim.lesson} {claim.says}", " ".join(claim.sources), claim.claimed)
-        rows += [(*first, f.found, str(f.verdict), f.origin) for f in sheet.findings[id]]
-        if not sheet.findings[id]:
+        agreeing: dict[Verdict, list[Finding]] = {}
+        for finding in sheet.findings[id]:
+            agreeing.setdefault(finding.verdict, []).append(finding)
+        for verdict, found in agreeing.items():
+            where = "; ".join(finding.machine for finding in found)
+            rows.append((*first, found[0].found, str(verdict), where))
+        if not agreeing:
             missing = f"nowhere yet: `labkit run {claim.lesson}`"
             rows.append((*first, NOTHING, "not judged", missing))
-    note = " ".join([*_tallies(sheet), *sheet.missing])
-    return Section("Claims on trial", note, columns, tuple(rows))
-
-
-def _tallies(sheet: Sheet) -> list[str]:
-    lines = []
-    places = {
-        (False, False): "On this machine",
-        (True, False): "Recorded on GPUs",
-        (True, True): "Recorded on phantom GPUs",
-    }
-    for (recorded, phantom), where in places.items():
-        counted = sheet.counts(recorded=recorded, phantom=phantom)
-        if counted:
-            found = [f for each in sheet.findings.values() for f in each]
-            found = [f for f in found if (f.recorded, f.phantom) == (recorded, phantom)]
-            names = "; ".join(sorted({finding.where for finding in found}))
-            lines.append(f"{where} ({names}): {_counted(counted)}.")
-    return lines
+    return Section("Claims on trial", " ".join(sheet.missing), columns, tuple(rows))
 
 
 # --- Markdown -------------------------------------------------------------------------------------
@@ -215,20 +188,18 @@ def markdown(sheet: Sheet) -> str:
 
     What this machine found is left out: the README is for everyone.
     """
-    judged = bool(sheet.counts(recorded=True))
-    left_out = {_HERE} if judged else {_HERE, _ON_GPUS}
     table, moves = techniques(sheet), order(sheet)
     lines = [MARKERS[0], f"{table.note} Simulated with {sheet.versions}.", ""]
-    lines += [*_table(table, left_out), "", moves.note, "", *_table(moves, set())]
-    if not judged:
+    lines += [*_table(table), "", moves.note, "", *_table(moves)]
+    found = [finding for each in sheet.findings.values() for finding in each]
+    if not any(finding.recorded and not finding.phantom for finding in found):
         lines += ["", f"What no GPU has recorded yet is left out: {NOT_RECORDED}."]
     return "\n".join([*lines, MARKERS[1]])
 
 
-def _table(section: Section, left_out: set[str]) -> list[str]:
-    shown = [place for place, name in enumerate(section.columns) if name not in left_out]
+def _table(section: Section) -> list[str]:
     lines = []
     for line in (section.columns, ["---"] * len(section.columns), *section.rows):
-        cells = [line[place].replace("|", "\\|") for place in shown]
+        cells = [cell.replace("|", "\\|") for cell in line]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -31,6 +31,12 @@ class Finding:
     recorded: bool
     phantom: bool = False
 
+    @property
+    def machine(self) -> str:
+        """The machine's name, without its versions."""
+        name = self.where.partition(",")[0]
+        return name if self.recorded else f"this machine, {name}"
+
 
 def run_folder() -> Path | None:
     """Return where the last `labkit run` of this machine left its outcomes; None if not found."""

@@ -8,14 +8,14 @@ Limits: one model, GPU and batch at a time, and techniques rank differently on o
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, order_of_adoption, row
 from labkit.cheat_sheet.findings import Finding, own_findings, recorded_findings, run_folder
-from labkit.cheat_sheet.techniques import TECHNIQUES
+from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
 from labkit.course.claims import Verdict, all_claims
 from labkit.course.results import versions_text
 from labkit.hardware.this_machine import machine
@@ -40,10 +40,13 @@ class Sheet:
     versions: str
     date: str
 
-    def counts(self, *, recorded: bool, phantom: bool = False) -> Counter[Verdict]:
-        """Count the verdicts, on GPUs that recorded (real ones, or phantoms) or on this machine."""
+    def counts(self) -> dict[str, Counter[Verdict]]:
+        """Count the verdicts of each machine: of this one, of real GPUs, of phantom ones."""
         found = itertools.chain.from_iterable(self.findings.values())
-        return Counter(f.verdict for f in found if (f.recorded, f.phantom) == (recorded, phantom))
+        counted: dict[str, Counter[Verdict]] = {}
+        for each in sorted(found, key=lambda f: (f.recorded, f.phantom, f.machine)):
+            counted.setdefault(each.machine, Counter())[each.verdict] += 1
+        return counted
 
     @property
     def source(self) -> str:
@@ -57,6 +60,7 @@ def build(
     run: Path | None = None,
     recorded: Path | None = None,
     own: bool = True,
+    order: Sequence[Technique] = TECHNIQUES,
     report: Callable[[str], object] = lambda name: None,
 ) -> Sheet:
     """Simulate the techniques, and gather what was found on this machine and on GPUs.
@@ -66,6 +70,7 @@ def build(
         run: the folder of a `labkit run`; `run_folder` looks for it if None.
         recorded: holds ``<gpu>/``; the course's own recordings if None.
         own: whether this machine's run counts; recorded findings always do.
+        order: the techniques that are put into an order.
         report: called with the name of each technique that is simulated next.
     """
     job = job or CommonJob()
@@ -74,7 +79,7 @@ def build(
         report(technique.name)
         rows.append(row(technique, job))
     report("the order of adoption")
-    order = order_of_adoption(job)
+    moves = order_of_adoption(job, order)
     mine = own_findings(run or run_folder()) if own else []
     theirs = recorded_findings(recorded)
     missing = []
@@ -86,7 +91,7 @@ def build(
         job=job,
         plain=rows[0].before,
         rows=tuple(rows),
-        order=order,
+        order=moves,
         findings={
             id: tuple(finding for finding in [*mine, *theirs] if finding.claim == id)
             for id in all_claims()

@@ -16,7 +16,7 @@ Change = Callable[[Recipe, Gpu], Recipe]
 
 @dataclass(frozen=True, kw_only=True)
 class Technique:
-    """One technique: the ``effort`` to write it, when not to use it, the claims that are about it.
+    """One technique: the ``effort`` to write it, when not to use it.
 
     ``change`` makes a recipe with it of one without; None where no recipe can express it.
     """
@@ -26,7 +26,6 @@ class Technique:
     effort: str
     not_when: str
     change: Change | None = None
-    claims: tuple[str, ...] = ()
 
 
 def _mixed_precision(recipe: Recipe, gpu: Gpu) -> Recipe:
@@ -57,7 +56,6 @@ def _read(name: str, recipe: Mapping[str, Any] | None = None, **entry: Any) -> T
     change = _COMPUTED.get(name)
     if recipe is not None:
         change = functools.partial(_with_fields, recipe)
-    entry["claims"] = tuple(entry.get("claims", ()))
     return Technique(name=name, change=change, **entry)
 
 

@@ -117,7 +117,7 @@ def _other_training(recipe: Recipe) -> str | None:
     if recipe.lora:
         return "Your recipe trains adapters. Here every weight is trained: leave lora out."
     if recipe.offload != "none" or recipe.optimizer == "paged-adamw8bit":
-        return "Nothing may live on the host, and a paged optimizer can keep its state there."
+        return "Nothing may live in CPU memory, and a paged optimizer can keep its state there."
     if not LEAST_TOKENS <= recipe.tokens <= MOST_TOKENS:
         return f"Your step has {recipe.tokens} tokens; {LEAST_TOKENS} to {MOST_TOKENS} are allowed."
     return None

@@ -8,11 +8,11 @@ from labkit.exercises.engine import check_of
 from labkit.values import one_of, shown
 
 
-def needed(parts, table, card):
+def needed(parts, table, room):
     fitting = {}
     for name, (part, share, seconds) in table.items():
         peak = sum(parts.values()) - share * parts[part]  # the other parts stay as they are
-        if peak <= card:
+        if peak <= room:
             fitting[name] = seconds
     return min(fitting, key=fitting.get) if fitting else "none"
 
@@ -22,14 +22,14 @@ TABLE = {
     "checkpointing": ("activations", 0.9, 0.15),
     "smaller batches": ("activations", 0.5, 0.04),
     "8-bit optimizer": ("optimizer", 0.75, -0.08),
-    "optimizer on the host": ("optimizer", 1.0, 0.34),
+    "optimizer in CPU memory": ("optimizer", 1.0, 0.34),
 }
-# (what the peak is made of, in GiB; the card, in GiB)
+# (what the peak is made of, in GiB; the room, in GiB)
 PEAKS = (
     ({"weights": 5, "optimizer": 9, "activations": 23}, 24),  # only checkpointing is enough
     ({"weights": 5, "optimizer": 9, "activations": 23}, 28),  # so is the cheaper one
     ({"weights": 8, "optimizer": 16, "activations": 2}, 16),  # the cheap one, and it saves time
-    ({"weights": 8, "optimizer": 16, "activations": 2}, 11),  # the dear one
+    ({"weights": 8, "optimizer": 16, "activations": 2}, 11),  # the expensive one
     ({"weights": 12, "optimizer": 6, "activations": 6}, 11),  # none: weights stay
     ({"weights": 6, "optimizer": 8, "activations": 8}, 18),  # several would do
 )
@@ -39,28 +39,28 @@ PEAKS = (
     "24-1",
     needed,
     "What is left of the peak after each technique? Only its own part shrinks.",
-    "Keep those with which `sum(parts.values()) - share * parts[part]` is at most the card. Of "
+    "Keep those with which `sum(parts.values()) - share * parts[part]` is at most the room. Of "
     "them, `min(..., key=...)` by the seconds; 'none' if there are none.",
 )
 def check_needed(answer):
-    for parts, card in PEAKS:
-        given = one_of(call(answer, dict(parts), dict(TABLE), card), (*TABLE, "none"), "technique")
-        if given != needed(parts, TABLE, card):
+    for parts, room in PEAKS:
+        given = one_of(call(answer, dict(parts), dict(TABLE), room), (*TABLE, "none"), "technique")
+        if given != needed(parts, TABLE, room):
             made_of = ", ".join(f"{size} GiB of {name}" for name, size in parts.items())
             return (
-                f"A peak of {made_of}, on a card of {card} GiB: you return '{given}'. "
-                f"{_advice(given, parts, card)}"
+                f"A peak of {made_of}, and room for {room} GiB: you return '{given}'. "
+                f"{_advice(given, parts, room)}"
             )
     return None
 
 
-def _advice(given: str, parts: Mapping[str, float], card: float) -> str:
+def _advice(given: str, parts: Mapping[str, float], room: float) -> str:
     """Why ``given`` is not what this job needs."""
     if given == "none":
         return "One of them is enough: try each, and subtract what it takes from its own part."
     part, share, _ = TABLE[given]
     left = sum(parts.values()) - share * parts[part]
-    if left > card:
+    if left > room:
         return f"It takes {share:.0%} of the {part} alone, and leaves {left:g} GiB."
     return "It fits, but another one that fits adds fewer seconds."
 

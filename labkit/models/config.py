@@ -132,7 +132,10 @@ def _checked(made: "PreTrainedConfig", what: str) -> "PreTrainedConfig":
 
     kind = made.model_type
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise InputError(f"{what} is of the type {kind!r}, which is no causal language model")
+        raise InputError(
+            f"{what} is of the type {kind!r}, which is no causal language model: write its step as "
+            "a function, FILE.py:FUNCTION"
+        )
     for field, most in _BOUNDS.items():
         value = getattr(made, field, None)
         if type(value) is not int or not 1 <= value <= most:

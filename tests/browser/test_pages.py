@@ -6,13 +6,14 @@ Limits: axe finds what a program can; it says nothing about what is hard to unde
 """
 
 import json
+import re
 from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
 import pytest
 from attacks import ATTACKS, WITNESS
-from browsing import NARROW, WIDE, hold_page, violations, watched
+from browsing import NARROW, ROOT, WIDE, hold_page, violations, watched
 from fake_runs import fake_run, phantom_verdict, traced_run
 from lesson_files import notebook, result, run
 from nbformat.v4 import new_markdown_cell, new_output
@@ -205,6 +206,31 @@ def test_the_cheat_sheet(sized, tmp_path, monkeypatch):
     export.write_page(SimpleNamespace(date="2026-11-22T00:00", versions="torch 2"), path)
     sized.goto(path.as_uri())
     hold_page(sized, "cheat-sheet")
+
+
+def test_the_cheat_sheet_prints_on_one_side_of_paper(page, tmp_path, monkeypatch):
+    """With the README's tables, which are its own."""
+    tables = {}
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith(("| technique |", "| move |")):
+            rows = tables.setdefault(line, [])
+        elif line.startswith("| ") and tables and "---" not in line:
+            rows.append(tuple(cell.strip() for cell in line.strip("| ").split(" | ")))
+    counts = ("judged on", "supported", "overstated", "understated", "wrong", "depends")
+    tables[f"| {' | '.join(counts)} |"] = [("a phantom NVIDIA GeForce RTX 4090", *"12345")] * 6
+    made = [
+        export.Section(
+            "Heading", "A note. " * 30, tuple(line.strip("| ").split(" | ")), tuple(rows)
+        )
+        for line, rows in tables.items()
+    ]
+    assert [len(section.rows) > 5 for section in made] == [True] * 3
+    monkeypatch.setattr(export, "sections", lambda sheet: made)
+    path = tmp_path / "sheet.html"
+    export.write_page(SimpleNamespace(date="2026-11-22T00:00", versions="torch 2"), path)
+    page.goto(path.as_uri())
+    paper = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type */Page\b", paper)) == 1
 
 
 def test_the_page_of_a_class(sized, tmp_path):

@@ -9,10 +9,12 @@ import sys
 import textwrap
 import time
 
+import nbformat
 import pytest
 from bs4 import BeautifulSoup
 
 import labkit as lab
+from labkit.course.lessons import find
 from labkit.phantom import program
 from labkit.phantom.program import run_program
 from labkit.values import GIB, MIB, format_bytes
@@ -539,3 +541,14 @@ def test_what_a_library_lacks_is_said_in_its_own_words(run):
     said = "it stopped at train.py:12 with ImportError: FlashAttention2 has been toggled on, but"
     assert said in str(verdict)
     assert str(verdict).endswith("doesn't seem to be installed.")
+
+
+@pytest.mark.parametrize("gpu", ["rtx-4090", "b200"])
+def test_lesson_23_quotes_the_answers_about_its_script(run, gpu):
+    notebook = nbformat.read(find(["23"])[0].path, as_version=4)
+    cell = next(cell.source for cell in notebook.cells if "import AutoModel" in cell.source)
+    verdict, _ = run(re.search(r"```python\n(.*?)```", cell, re.DOTALL)[1], gpu=gpu)
+    quoted = " ".join(cell.split())
+    first, peak = (line for line in str(verdict).splitlines() if re.match(r"It |  Peak ", line))
+    assert " ".join(first.split()) in quoted
+    assert " ".join(peak.split()) in quoted

@@ -23,8 +23,8 @@ pass.
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
@@ -143,7 +143,6 @@ class Tracker(TorchDispatchMode):
         self.budget_bytes, self.device, self.count_work = budget_bytes, device, work
         self.phase, self.operator, self.module_path = Phase.SETUP, "", ""
         self.live_bytes: Counter[str] = Counter()
-        self.counted_as = ""  # where new storages count, if not where they are
         #: Says what bytes an operator takes and frees while it runs, by function and arguments.
         self.workspaces: Callable[[Any, tuple, dict], tuple[int, ...]] | None = None
         self.streams: Streams = CudaStreams() if torch.cuda.is_available() else Streams()
@@ -188,24 +187,6 @@ class Tracker(TorchDispatchMode):
         starts = (self._setup_end() or 0, *self._step_ends[:-1]) if self._step_ends else ()
         storages = tuple(entry.storage() for entry in self._entries)
         return Trace(self.main_device, storages, tuple(self._events), starts, dict(self._work))
-
-    @contextmanager
-    def counting_as(self, device: str) -> Iterator[None]:
-        """Attribute storages first seen inside the block to ``device``, wherever they are."""
-        before, self.counted_as = self.counted_as, device
-        try:
-            yield
-        finally:
-            self.counted_as = before
-
-    def count_as(self, device: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Attribute ``tensors``, which live now, to ``device`` from their first moment on."""
-        for tensor in tensors:
-            for number, _ in self._met(tensor):
-                entry = self._entries[number]
-                self.live_bytes[entry.device] -= entry.nbytes
-                self.live_bytes[device] += entry.nbytes
-                entry.device = device
 
     def work_done(self) -> Work:
         """Return the work of all operators so far."""
@@ -301,7 +282,7 @@ class Tracker(TorchDispatchMode):
         entry = _Entry(
             nbytes=nbytes,
             peak_bytes=nbytes,
-            device=self.counted_as or str(tensor.device),
+            device=str(tensor.device),
             dtype=tensor.dtype,
             shape=tuple(tensor.shape),
             module=self.module_path,

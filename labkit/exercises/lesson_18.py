@@ -1,4 +1,4 @@
-"""Exercises of lesson 18: the tokens that hide a disk, and a device that holds one layer."""
+"""Exercises of lesson 18: the tokens that hide a disk, and a GPU with room for a few layers."""
 
 import torch
 
@@ -124,10 +124,10 @@ REFERENCE = _with(roomy, None, NARROW)
 @check_of(
     "18-2",
     thrifty,
-    "The lesson's `OnDisk` does it for any model: what is left of it with plain SGD?",
+    "The lesson's `move_to_disk` does it for any model: what is left of it with plain SGD?",
     "Fill a layer's storage in `register_forward_pre_hook` and "
     "`register_full_backward_pre_hook`, empty it in `register_forward_hook`, and step in "
-    "`register_post_accumulate_grad_hook`, on the host.",
+    "`register_post_accumulate_grad_hook`, on the CPU.",
 )
 def check_thrifty(answer):
     reference = checks.reference_run(REFERENCE, mode="measure", steps=3)
@@ -143,16 +143,16 @@ def check_thrifty(answer):
     device_bytes = peak.total_bytes - peak.by_category.get(Category.UNATTRIBUTED, 0)
     if device_bytes > ON_DEVICE * layer_bytes:
         return (
-            f"The losses are right. At its peak the device holds {device_bytes / layer_bytes:.1f} "
-            f"layers; at most three are allowed. Most of it is "
+            f"The losses are right. At its peak there are {device_bytes / layer_bytes:.1f} "
+            f"layers on the GPU; at most three are allowed. Most of it is "
             f"{max(peak.by_category, key=peak.by_category.get)}."
         )
     start, stop = run.trace.steps()[-1]
     host_bytes = run.trace.peak("cpu", start=start, stop=stop).total_bytes
     if host_bytes > ON_HOST * layer_bytes:
         held = f"{host_bytes / layer_bytes:.1f} layers"
-        return f"The host holds {held} in the last step: they are to be on the shelf."
+        return f"CPU memory holds {held} in the last step: they are to be on the shelf."
     return checks.Correct(
-        f"That is right: {device_bytes / layer_bytes:.1f} of {LAYERS} layers on the device, "
-        f"{host_bytes / layer_bytes:.1f} on the host."
+        f"That is right: {device_bytes / layer_bytes:.1f} of {LAYERS} layers on the GPU, "
+        f"{host_bytes / layer_bytes:.1f} on the CPU."
     )

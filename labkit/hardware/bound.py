@@ -8,22 +8,6 @@ from collections.abc import Mapping
 
 from labkit.hardware.catalogue import Gpu
 
-#: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
-#: 128b/130b coding, https://pcisig.com/specifications.
-_LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
-
-
-def link_gb_per_s(gpu: Gpu) -> float | None:
-    """Return what 16 lanes to ``gpu`` carry in one direction; None where host and GPU share memory.
-
-    AMD's GPUs count as PCI Express 5.
-    """
-    if gpu.unified:
-        return None
-    major = gpu.compute_capability[0] if gpu.compute_capability else 9
-    generation = min(max(major - 4, 3), 5)  # Volta and Turing have 3, Ampere 4, Hopper 5
-    return _LINK_GB_PER_S[generation]
-
 
 def least_seconds(
     gpu: Gpu, flops: Mapping[str, int], moved_bytes: int, crossing_bytes: int = 0
@@ -38,7 +22,7 @@ def least_seconds(
         crossing_bytes: what crosses the link to the host.
     """
     arithmetic = sum(count / rate for kind, count in flops.items() if (rate := _rate(gpu, kind)))
-    link = link_gb_per_s(gpu)
+    link = gpu.link_gb_per_s
     crossing = crossing_bytes / (link * 1e9) if link else 0.0
     return max(arithmetic, moved_bytes / (gpu.bandwidth_gb_per_s * 1e9)) + crossing
 

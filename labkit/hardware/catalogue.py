@@ -18,6 +18,9 @@ from labkit.values import GIB, MIB, InputError, one_of
 #: What a CUDA context takes outside PyTorch's allocator. An assumption: 0.3 to 0.9 GiB are
 #: seen, depending on driver, GPU and the kernels loaded.
 CUDA_CONTEXT_BYTES = 512 * MIB
+#: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
+#: 128b/130b coding, https://pcisig.com/specifications.
+_LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
 #: What is simulated unless another is named: free on Colab and Kaggle.
 DEFAULT_GPU = "t4"
 
@@ -71,6 +74,17 @@ class Gpu:
     def budget_bytes(self) -> int:
         """What PyTorch's allocator can get: usable capacity less the context."""
         return self.usable_bytes - self.context_bytes
+
+    @property
+    def link_gb_per_s(self) -> float | None:
+        """What 16 lanes carry in one direction; None where CPU and GPU share the memory.
+
+        AMD's GPUs count as PCI Express 5.
+        """
+        if self.unified:
+            return None
+        major = self.compute_capability[0] if self.compute_capability else 9
+        return _LINK_GB_PER_S[min(max(major - 4, 3), 5)]  # Volta and Turing have 3, Hopper 5
 
 
 def _read_catalogue(path: Path) -> dict[str, Gpu]:

@@ -11,24 +11,15 @@ Limits: written for DeepSpeed 0.19. Bytes count when a transfer is asked for.
 """
 
 import errno
-import json
 import logging
-import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from labkit.hardware import cuda, this_machine
 from labkit.toolbox.deepspeed_ops import missing, operators
 from labkit.toolbox.disk import reserve
-from labkit.tracker import Tracker
 from labkit.values import InputError
 
 

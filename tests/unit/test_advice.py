@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lab
-from labkit.hardware.bound import least_seconds, link_gb_per_s
+from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import GPUS, gpus
 from labkit.models import catalogue
 from labkit.plan import candidates, own_advice, search
@@ -134,9 +134,9 @@ def test_the_bound_is_the_roofline_and_the_link():
     assert least_seconds(gpu, {"bf16": flops, "fp32": flops}, 1) == pytest.approx(1 + 2)
     assert least_seconds(gpu, {"bf16": 1}, 4078 * 10**9) == pytest.approx(2)
     assert least_seconds(gpu, {"bf16": 2 * flops}, 1, 63 * 10**9) == pytest.approx(2 + 2)
-    assert link_gb_per_s(GPUS["t4"]) == 15.75
-    assert link_gb_per_s(GPUS["h100"]) == 63
-    assert link_gb_per_s(GPUS["m4-max"]) is None
+    assert GPUS["t4"].link_gb_per_s == 15.75
+    assert GPUS["h100"].link_gb_per_s == 63
+    assert GPUS["m4-max"].link_gb_per_s is None
     by_bytes = least_seconds(GPUS["m4-max"], {"bf16": 10**18}, 546 * 10**9, 10**18)
     assert by_bytes == pytest.approx(1)  # Apple publishes no rate
 

@@ -1,7 +1,8 @@
-"""DeepSpeed: what is missing, its operators built once, its disk traffic, GPU or CPU memory."""
+"""DeepSpeed: what is missing, its operators built once, its disk traffic."""
 
 import errno
 import importlib.util
+import json
 import os
 import shutil
 from typing import NamedTuple
@@ -114,33 +115,11 @@ def test_bytes_are_counted_and_the_disks_errors_end_the_job(tmp_path, monkeypatc
     assert one.under_way == 0
 
 
-# --- the log, and GPU or CPU memory --------------------------------------------------------------
-
-
-def test_the_log_has_what_each_phase_added(tmp_path):
-    traffic = Traffic()
-    log = deepspeed.Log(tmp_path, traffic)
-    with log.phase("forward"):
-        traffic.read_bytes += 5
-    with log.phase("step"):
-        traffic.read_bytes += 7
-        traffic.written_bytes += 1
-        traffic.waited_seconds += 2.0
-    log.write()
-    with log.phase("forward"):
-        pass
-    log.write()
-    first, second = deepspeed.read_log(tmp_path)
-    assert (first["forward"]["read_bytes"], first["step"]["read_bytes"]) == (5, 7)
-    assert (first["step"]["written_bytes"], first["step"]["waited_seconds"]) == (1, 2.0)
-    assert second["forward"]["read_bytes"] == 0
-    assert first["forward"]["seconds"] >= 0
-
-
 # --- the real engine -----------------------------------------------------------------------------
 
 ENGINE = """
 import json
+import deepspeed as engines
 import torch
 import labkit as lab
 from labkit.toolbox import deepspeed
@@ -154,23 +133,24 @@ def train(device, where="nvme", folder=""):
     place = {"device": where, "nvme_path": folder}
     room = {"buffer_count": 4, "buffer_size": 300_000, "max_in_cpu": 0}
     adam = {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": True}
-    engine = deepspeed.start(build(), {
+    model, settings = build(), {
         "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0,
         "optimizer": {"type": "AdamW", "params": adam},
         "zero_optimization": {
             "stage": 3, "offload_param": place | room, "offload_optimizer": place,
             "reduce_bucket_size": 300_000, "sub_group_size": 300_000,
             "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0,
-            "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}})
-    log = deepspeed.Log(folder, traffic)
+            "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}}
+    engines.zero.Init(module=model, config_dict_or_path=settings)
+    engine, *_ = engines.initialize(model=model, config=settings)
     while True:
-        with log.phase("forward"):
-            loss = engine(torch.ones(4, 512, device=device)).square().mean()
-        with log.phase("backward"):
-            engine.backward(loss)
-        with log.phase("step"), deepspeed.on_host():
-            engine.step()
-        log.write()
+        before = dict(vars(traffic))
+        loss = engine(torch.ones(4, 512, device=device)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        moved = {name: now - before[name] for name, now in vars(traffic).items()}
+        with open(f"{folder}/moved.json", "w") as file:
+            json.dump(moved, file)
         yield loss
 
 def plain(device):
@@ -200,13 +180,11 @@ def test_zero_infinity_trains_as_plain_pytorch_does(tmp_path, monkeypatch):
     [run] = lab.launch(engine.train, ranks=1, steps=3, folder=str(folder))
     reference = lab.measure(engine.plain, steps=3)
     assert run.losses == pytest.approx(reference.losses, rel=1e-4)
-    assert max(run.step_peaks_bytes) < 4 * numbers  # less than the weights alone
-    [*_, last] = deepspeed.read_log(folder)
+    moved = json.loads((folder / "moved.json").read_text())
     # Weights are read forward and backward, gradients and state in the step; small biases stay.
-    assert last["forward"]["read_bytes"] == last["backward"]["read_bytes"] == 4 * numbers
-    assert 16 * numbers <= last["step"]["read_bytes"] <= 16.2 * numbers
-    written = sum(phase["written_bytes"] for phase in last.values())
-    assert 20 * numbers <= written <= 20.2 * numbers
+    assert 24 * numbers <= moved["read_bytes"] <= 24.2 * numbers
+    assert 20 * numbers <= moved["written_bytes"] <= 20.2 * numbers
+    assert moved["waited_seconds"] > 0
     swapped = {name: n for name, n in list_files(folder).items() if name.endswith(".swp")}
     assert 20 * numbers <= sum(swapped.values()) <= 20.2 * numbers
 

@@ -314,33 +314,3 @@ def test_an_update_in_place_moves_what_it_writes(foreach):
     with track(work=True) as tracker:
         optimizer.step()
     assert tracker.work_done().moved_bytes == 3 * 4000  # both read, one written
-
-
-def test_what_a_block_allocates_may_count_as_another_devices():
-    with track(device="cpu", budget_bytes=1000) as tracker:
-        here = torch.ones(10)
-        with tracker.counting_as("host"):
-            there = torch.ones(1000)  # more than the device may hold
-            with tracker.counting_as("disk"):
-                torch.ones(5)
-            torch.ones(3).sum()
-            here += 1  # known already
-        after = torch.ones(20)
-    trace = tracker.trace()
-    assert trace.devices == ("cpu", "host", "disk")
-    assert trace.peak().total_bytes == 40 + 80
-    assert trace.peak("host").total_bytes == 4000 + 12 + 4
-    assert trace.peak("disk").total_bytes == 20
-    assert len(there) + len(after) == 1020
-
-
-def test_living_tensors_can_count_as_another_devices():
-    with track(device="cpu", budget_bytes=1000) as tracker:
-        moved, kept = torch.ones(200), torch.ones(10)
-        tracker.count_as("host", [moved, moved[:5]])
-        assert dict(tracker.live_bytes) == {"cpu": 40, "host": 800}
-        more = torch.ones(200)  # there is room
-        del moved
-    assert tracker.live_bytes["host"] == 0
-    assert tracker.trace().peak("host").total_bytes == 800
-    assert len(kept) + len(more) == 210

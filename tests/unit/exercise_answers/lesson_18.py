@@ -4,7 +4,7 @@ from labkit.exercises.lesson_18 import roomy, thrifty
 
 
 def tokens(weights_read=2, adam=12, gradients_written=1, operations=6):
-    """The solution of 17-1, except for what is named."""
+    """The solution of 18-1, except for what is named."""
 
     def given(weight, gradient, read, write, flops):
         reading = weights_read * weight + adam + gradient
@@ -19,7 +19,7 @@ def at_once(w, g, r, b, f):
 
 
 class ShelfInMemory:
-    """Uses the disk too, but keeps its tensors on the host."""
+    """Uses the disk too, but keeps its tensors in CPU memory."""
 
     def __init__(self, shelf):
         self.shelf, self.tensors = shelf, {}
@@ -33,7 +33,7 @@ class ShelfInMemory:
         return self.tensors[name].to(device, copy=True)
 
 
-def kept_on_the_host(device, shelf, layers=12, width=64, steps=3):
+def kept_on_the_cpu(device, shelf, layers=12, width=64, steps=3):
     yield from thrifty(device, ShelfInMemory(shelf), layers, width, steps)
 
 
@@ -44,5 +44,5 @@ MISTAKES = [
     ("18-1", tokens(operations=8), "checkpointing"),
     ("18-1", at_once, "their times add up"),
     ("18-2", roomy, "at most three are allowed"),
-    ("18-2", kept_on_the_host, "they are to be on the shelf"),
+    ("18-2", kept_on_the_cpu, "they are to be on the shelf"),
 ]

@@ -34,7 +34,8 @@ NOTEBOOK_METADATA = {
     "language_info": {"name": "python"},
 }
 CELL_METADATA = ("tags",)
-LESSON_METADATA = ("surprise",)  # one sentence to tell a colleague
+#: One sentence to tell a colleague, and the lessons that it builds on; or that it is a capstone.
+LESSON_METADATA = ("surprise", "builds_on", "capstone")
 
 
 def canonical(notebook: NotebookNode) -> bytes:

@@ -22,12 +22,14 @@ TAGS = (
 )
 # A lesson may ask, try and read more than once before it judges its claims.
 REPEATED = ("predict", "experiment", "plot", "reading")
+# A capstone teaches nothing new: it sets a job.
+NOT_IN_CAPSTONES = ("predict", "plot", "reading", "claim", "explore")
 PARAMETERS = ("batch_size", "precision", "gpu", "size", "steps", "seed")
 
-CELLS = (20, 30)
+CELLS, CAPSTONE_CELLS = (20, 30), (12, 20)
 MARKDOWN_SHARE = (0.40, 0.65)
 CODE_LINES = 25
-EXERCISES = (2, 3)
+EXERCISES, CAPSTONE_EXERCISES = (2, 3), (1, 1)
 
 # Both pictures stand at addresses that the two services give for this use. Where nothing may be
 # fetched, the words in their place are the link.
@@ -81,6 +83,10 @@ class Lesson:
     @property
     def number(self) -> str:
         return self.path.name[:2]
+
+    @property
+    def is_capstone(self) -> bool:
+        return bool(self.notebook.metadata.get("capstone"))
 
     @property
     def cells(self) -> list[NotebookNode]:
@@ -138,7 +144,7 @@ def check_tags(lesson: Lesson) -> Iterator[Problem]:
             message = f"tags {tags(cell)}; exactly one is needed, of: {', '.join(TAGS)}"
             yield lesson.problem("tags", message, cell)
     for tag in TAGS:
-        if not lesson.tagged(tag):
+        if not lesson.tagged(tag) and not (lesson.is_capstone and tag in NOT_IN_CAPSTONES):
             yield lesson.problem("tags", f"no cell is tagged {tag}")
 
 
@@ -160,8 +166,9 @@ def check_order(lesson: Lesson) -> Iterator[Problem]:
 
 def check_size(lesson: Lesson) -> Iterator[Problem]:
     count = len(lesson.cells)
-    if not CELLS[0] <= count <= CELLS[1]:
-        yield lesson.problem("size", f"{count} cells; {CELLS[0]} to {CELLS[1]} are wanted")
+    fewest, most = CAPSTONE_CELLS if lesson.is_capstone else CELLS
+    if not fewest <= count <= most:
+        yield lesson.problem("size", f"{count} cells; {fewest} to {most} are wanted")
     prose = sum(cell.cell_type == "markdown" for cell in lesson.cells)
     low, high = MARKDOWN_SHARE
     if count and not low <= prose / count <= high:
@@ -243,8 +250,9 @@ def check_exercises(lesson: Lesson) -> Iterator[Problem]:
             yield lesson.problem("exercises", message, section[0])
         if not any(".check(" in cell.source for cell in section if cell.cell_type == "code"):
             yield lesson.problem("exercises", "no code cell calls .check(...)", section[0])
-    if not EXERCISES[0] <= len(sections) <= EXERCISES[1]:
-        message = f"{len(sections)} exercises; {EXERCISES[0]} to {EXERCISES[1]} are wanted"
+    fewest, most = CAPSTONE_EXERCISES if lesson.is_capstone else EXERCISES
+    if not fewest <= len(sections) <= most:
+        message = f"{len(sections)} exercises; {fewest} to {most} are wanted"
         yield lesson.problem("exercises", message)
     wanted = [f"{lesson.number}-{place}" for place in range(1, len(found) + 1)]
     if found != wanted:

@@ -1,7 +1,6 @@
 """How a lesson reads: code at first sight, plain English, one surprise, minutes that are true.
 
-The rules are those of CONTRIBUTING.md, and hold for lessons whose metadata names their surprise:
-the others are still to be rewritten. Each message says what to write instead.
+The rules are those of CONTRIBUTING.md. Each message says what to write instead.
 Limits: code is read, not executed, and whether a name says what it holds, a reader decides.
 """
 
@@ -109,7 +108,7 @@ def check_prose(lesson: Lesson) -> Iterator[Problem]:
 
 def check_surprise(lesson: Lesson) -> Iterator[Problem]:
     """One sentence to tell a colleague: it stands in bold, once, word for word."""
-    surprise = lesson.notebook.metadata["surprise"]
+    surprise = lesson.notebook.metadata.get("surprise", "")
     text = "\n".join(cell.source for cell in lesson.tagged("reading", "markdown"))
     bold = [" ".join(each.split()) for each in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL)]
     if bold.count(surprise) != 1:
@@ -157,11 +156,12 @@ def prose(cell: NotebookNode) -> str:
     return re.sub(hidden, "", cell.source, flags=re.DOTALL)
 
 
-READING_RULES = (check_code, check_length, check_prose, check_surprise, check_minutes)
+READING_RULES = (check_code, check_length, check_prose, check_minutes)
 
 
 def check_plain(lesson: Lesson) -> Iterator[Problem]:
-    """All of these rules, for a lesson that names its surprise."""
-    if "surprise" in lesson.notebook.metadata:
-        for rule in READING_RULES:
-            yield from rule(lesson)
+    """All of these rules; only a capstone has no surprise."""
+    for rule in READING_RULES:
+        yield from rule(lesson)
+    if not lesson.is_capstone:
+        yield from check_surprise(lesson)

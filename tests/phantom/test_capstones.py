@@ -1,0 +1,44 @@
+"""The capstones: their solutions do the job, and scripts that cheat or slip are told why not."""
+
+from dataclasses import replace
+
+import pytest
+
+from labkit.exercises import lesson_25, lesson_26
+from labkit.exercises.checks import Correct
+from labkit.exercises.job import judge
+
+SCRIPT, JOB = lesson_25.script(), lesson_25.JOB
+NIGHTLY = pytest.mark.nightly
+BITS = "dtype=torch.bfloat16,\n    quantization_config=four_bits"
+
+
+@pytest.mark.parametrize(
+    "capstone",
+    [pytest.param(lesson_25, id="24 GB"), pytest.param(lesson_26, id="8 x 80 GB", marks=NIGHTLY)],
+)
+def test_the_solution_does_the_job(capstone):
+    done = judge(capstone.script(), capstone.JOB)
+    assert isinstance(done, Correct), done
+    assert int(done.message.split("with ")[1].split()[0]) > 100
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("before", "after", "changes", "reason"),
+    [
+        ("lr=2e-3", "lr=0.0", {}, "held-out loss ends at 19"),
+        ("to(options.device).split", "to(options.device)[:2].split", {}, "does it train on all"),
+        ("torch.load(options.data):", "torch.load(options.data)[:1]:", {}, "made 1 optimizer"),
+        (BITS, "dtype=torch.float32", {}, "It does not fit a phantom"),
+        ("", "", {"seconds": 0.1}, "the deadline allows 0.10 s"),
+    ],
+)
+def test_a_script_that_does_not_is_told_why(before, after, changes, reason):
+    assert before in SCRIPT
+    script = SCRIPT.replace(before, after) if before else SCRIPT
+    if "lr" not in before:  # whatever it learns
+        changes = {"most_loss": 99.0, **changes}
+    said = judge(script, replace(JOB, **changes))
+    assert isinstance(said, str), said
+    assert reason in said

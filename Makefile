@@ -41,7 +41,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab app test test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site environments api picture links clean
+.PHONY: help course lab app test test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site environments map api picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -116,6 +116,9 @@ site: $(MORE) $(EXECUTED) ## Render the executed course as a static site: build/
 $(EXECUTED): $(STAMP) $(wildcard notebooks/*.ipynb) $(shell find labkit results -name "*.py" -o -name "*.toml" -o -name "*.j2" -o -name "*.json")
 	$(BIN)/labkit run --out $(@D)
 	@touch $@
+
+map: ## Write the map of the course into the README and lesson 00, from the lessons' own words
+	python3 site/course_map.py
 
 environments: $(STAMP) ## Write what conda and Binder build from out of pyproject.toml
 	$(BIN)/python .ci/environments.py

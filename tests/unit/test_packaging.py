@@ -1,7 +1,6 @@
 """One project, described in several files: they must agree, whoever edits one of them."""
 
 import ast
-import json
 import re
 import sys
 import tomllib
@@ -125,14 +124,15 @@ def test_version_is_the_same_everywhere():
     assert f"## {PROJECT['version']}" in text("CHANGELOG.md")
 
 
-def test_readme_lists_every_lesson_with_its_minutes():
-    rows = [line for line in text("README.md").splitlines() if line.startswith("|")]
-    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert set(re.findall(r"notebooks/(\w+\.ipynb)", text("README.md"))) == {p.name for p in paths}
-    for path in paths:
-        title = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
-        minutes = re.search(r"\d+\s*min", title)[0]
-        assert f" {minutes} " in next(line for line in rows if path.name in line), path.name
+def test_the_map_of_the_course_says_what_the_lessons_say(monkeypatch):
+    """Questions, minutes, hardware and surprises, in the README and in lesson 00: `make map`."""
+    monkeypatch.syspath_prepend(ROOT / "site")
+    import course_map
+
+    for path, content in course_map.written().items():
+        assert path.read_text(encoding="utf-8") == content, path
+    lessons = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert set(re.findall(r"notebooks/(\w+\.ipynb)", text("README.md"))) == lessons
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])

@@ -216,13 +216,11 @@ def _seconds(verdict: Verdict) -> float:
 
 
 def _score(verdict: Verdict, job: Job, loss: float) -> Correct:
-    reserved_bytes, seconds = verdict.peak_reserved_bytes, _seconds(verdict)
-    room, speed = verdict.budget_bytes / reserved_bytes, job.seconds / seconds
-    points = 100 * room * speed * job.most_loss / loss
+    seconds, reserved = _seconds(verdict), format_bytes(verdict.peak_reserved_bytes)
+    points = 100 * job.seconds / seconds * job.most_loss / loss
     return Correct(
-        f"It does the job, with {points:.0f} points: {format_bytes(reserved_bytes)} of "
+        f"It does the job, with {points:.0f} points: {reserved} of "
         f"{format_bytes(verdict.budget_bytes)} reserved, at least {seconds:.2f} of "
         f"{job.seconds:.2f} s a step, and a loss of {loss:.2f} where {job.most_loss:.2f} is "
-        "allowed. Each ratio multiplies 100 points: less memory, less time or a lower loss "
-        "makes more."
+        "allowed. Memory that stays empty earns nothing; less time or a lower loss does."
     )

@@ -172,6 +172,7 @@ def test_the_widgets_work_without_a_mouse(lesson_page):
     assert setting(cell) == ("8", "amp-bf16")
     keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "BUTTON"
+    lesson_page.wait()  # as above
     keyboard.press("Enter")
     said = "batch_size 8, precision amp-bf16: peak"
     cell.locator("[role=status]", has_text=said).wait_for()

@@ -54,7 +54,9 @@ def flops_of(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """Return the floating-point operations of one call that returned ``out``."""
     formula = FLOP_FORMULAS.get(func._overloadpacket)
     if formula:
-        return formula(*args, **kwargs, out_val=out)
+        # Some overloads are told the result's dtype, of which the formulas do not know.
+        operands = [arg for arg in args if not isinstance(arg, torch.dtype)]
+        return formula(*operands, **kwargs, out_val=out)
     if func.__name__.partition(".")[0] in QUANTISED_PRODUCTS:
         return 2 * out.numel() * args[0].shape[-1]
     return 0

@@ -5,6 +5,7 @@ Limits: of what ``torch.compile`` generates only the products that it leaves to 
 Products of distributed tensors are not counted.
 """
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -24,10 +25,23 @@ class Counted:
 
     def __init__(self) -> None:
         self._now: Counter[str] = Counter()
+        self._failed = False
         self._at_ends: list[Counter[str]] = []
 
     def count(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        """Add one call of an operator, which returned ``out``."""
+        """Add one call of an operator, which returned ``out``.
+
+        An operator that cannot be counted ends the counting, never the program.
+        """
+        if self._failed:
+            return
+        try:
+            self._add(func, args, kwargs, out)
+        except Exception as error:
+            self._failed = True
+            print(f"labkit: a step's work is not counted: {func}: {error}", file=sys.stderr)
+
+    def _add(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         if func.namespace in COLLECTIVES:
             self._now["sent"] += sent_bytes(func, args)
             return
@@ -51,8 +65,9 @@ class Counted:
         self._at_ends = [*self._at_ends[:1], self._now.copy()]
 
     def per_step(self, steps: int) -> StepWork | None:
-        """Return the average of all of ``steps`` steps but the first; None if there is no other."""
-        if steps < 2:
+        """Return the average of all of ``steps`` steps but the first; None if there is no other, or
+        an operator could not be counted."""
+        if steps < 2 or self._failed:
             return None
         first, last = self._at_ends
         done = {what: (last[what] - first[what]) // (steps - 1) for what in last}

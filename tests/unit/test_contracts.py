@@ -203,6 +203,17 @@ def test_bitsandbytes_pages_and_copies_from_these_sizes():
 # --- counting work and bytes: tracker, measurement --------------------------------------------
 
 
+def test_a_product_that_is_told_its_results_dtype_counts_as_any_other():
+    from labkit.work import flops_of
+
+    left, right = torch.ones(2, 3), torch.ones(3, 5)
+    for func, args in (
+        (torch.ops.aten.mm.dtype, (left, right, torch.float32)),
+        (torch.ops.aten.addmm.dtype, (torch.ones(5), left, right, torch.float32)),
+    ):
+        assert flops_of(func, args, {}, torch.ones(2, 5)) == 2 * 2 * 3 * 5
+
+
 def test_attention_flops_come_from_shapes():
     """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (labkit.work, for the CPU's flash
     kernel, which the registry has since 2.15 only): two products forward, five backward."""

@@ -1,4 +1,4 @@
-"""Keep tensors on a disk, and time the disk.
+"""Keep tensors on a disk.
 
     with TemporaryFolder() as folder:
         shelf = DiskStore(folder)
@@ -6,28 +6,20 @@
         tensor = shelf.get("weights", device)
     shelf.read_bytes, shelf.written_bytes
 
-Limits: what was just written may be read from the system's page cache. `disk_speed` goes past it
-(``O_DIRECT``) where the file system allows it; what a disk's own cache holds counts as the disk.
-A simulation counts bytes, and writes nothing.
+Limits: what was just written may be read from the system's page cache. A simulation counts bytes,
+and writes nothing.
 """
 
-import contextlib
 import errno
-import io
-import mmap
 import os
 import shutil
-import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from labkit.values import MIB, format_bytes
-
-PIECE_BYTES = 8 * MIB  # direct transfers go in whole blocks of 4096 bytes, from aligned memory
+from labkit.values import format_bytes
 
 
 def reserve(path: str | os.PathLike, nbytes: int) -> None:
@@ -94,39 +86,3 @@ class DiskStore:
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(-1).view(torch.uint8).numpy()
-
-
-def disk_speed(folder: str | os.PathLike, *, size_bytes: int = 256 * MIB) -> tuple[float, float]:
-    """Return the bytes per second of reading and of writing a file of ``size_bytes`` there."""
-    pieces = -(-size_bytes // PIECE_BYTES)
-    with (
-        tempfile.NamedTemporaryFile(prefix="speed-", dir=folder) as file,
-        contextlib.closing(mmap.mmap(-1, PIECE_BYTES)) as memory,
-    ):
-        memory[:] = os.urandom(PIECE_BYTES)  # not every disk stores zeros
-        reserve(file.name, pieces * PIECE_BYTES)
-
-        def speed(mode: str, method: str) -> float:
-            with _open_direct(file.name, mode) as opened:
-                started = time.perf_counter()
-                for _ in range(pieces):
-                    if getattr(opened, method)(memory) != PIECE_BYTES:
-                        raise OSError(errno.EIO, f"the disk stopped within {file.name}")
-                return pieces * PIECE_BYTES / (time.perf_counter() - started)
-
-        write = speed("r+b", "write")
-        return speed("rb", "readinto"), write
-
-
-def _open_direct(path: str | os.PathLike, mode: str) -> io.FileIO:
-    """Open a file unbuffered, and past the page cache where the file system allows it."""
-
-    def opener(path: str, flags: int) -> int:
-        try:
-            return os.open(path, flags | getattr(os, "O_DIRECT", 0))
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return os.open(path, flags)
-
-    return open(path, mode, buffering=0, opener=opener)

@@ -13,7 +13,7 @@ import torch
 import labkit as lab
 from labkit.support.scratch import TemporaryFolder, list_files
 from labkit.toolbox import disk
-from labkit.toolbox.disk import DiskStore, disk_speed
+from labkit.toolbox.disk import DiskStore
 from labkit.values import InputError
 
 
@@ -98,12 +98,6 @@ def test_what_could_not_be_written_is_not_returned(shelf, monkeypatch):
     assert (shelf.written_bytes, shelf.held_bytes) == (12, 0)
     with pytest.raises(KeyError):
         shelf.get("x", "cpu")
-
-
-def test_timing_a_disk_leaves_other_files_alone(tmp_path):
-    (tmp_path / "speed").write_text("mine")
-    assert all(speed > 0 for speed in disk_speed(tmp_path, size_bytes=1 << 20))
-    assert list_files(tmp_path) == {"speed": 4}
 
 
 def test_a_temporary_folder_is_removed_after_its_block_and_when_forgotten(tmp_path):

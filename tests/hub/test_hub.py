@@ -170,10 +170,10 @@ def test_each_result_is_right_and_all_are_equal_in_bytes(works):
     for work in works:
         result = Result.from_dict(work.result)
         assert result.broken_invariants() == []
-        runs = {run.name: run for run in result.runs}
-        assert runs["two steps"].by_category["weights"] == weights_bytes
-        assert runs["two steps"].peak_bytes > runs["one step"].peak_bytes > 4 * weights_bytes
-        assert runs["for real"].losses[-1] < runs["for real"].losses[0]
+        [run] = result.runs
+        assert run.by_category["weights"] == weights_bytes
+        first, second, *_ = run.step_peaks_bytes
+        assert run.peak_bytes >= second > first > 4 * weights_bytes
         assert sum("data:image/png" in data.get("text/html", "") for data in work.shown) >= 2
         found.append(
             [(run.peak_bytes, run.by_category, run.step_peaks_bytes) for run in result.runs]
@@ -187,7 +187,8 @@ def test_the_class_page_compares_them(works, tmp_path):
     found = classroom.gather(tmp_path)
     assert list(found.participants) == list(NAMES)
     assert found.left_out == ()
-    assert classroom.page(found).count(">equal</td>") == 4
+    runs = Result.from_dict(works[0].result).runs
+    assert classroom.page(found).count(">equal</td>") == len(runs)
 
 
 def test_a_process_over_its_memory_is_told_so_and_goes_on(works):

@@ -86,7 +86,8 @@ test-phantom: $(PHANTOM)/.built $(MORE) ## Hold labkit to PyTorch's own CUDA cod
 
 # With all lessons, in half an hour.
 test-phantom-all: PHANTOM_TESTS = tests/phantom
-test-phantom-all: test-phantom ## The same with all lessons
+test-phantom-all: test-phantom ## The same with all lessons, and a hub with phantom GPUs
+	$(PYTEST) tests/hub/test_hub.py -k phantom
 
 lint: $(STAMP) ## Lint, check the format of code and notebooks, and the spelling
 	$(BIN)/ruff check .

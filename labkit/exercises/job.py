@@ -186,8 +186,10 @@ def _of_a_step(verdict: Verdict, job: Job) -> str | None:
     if not verdict.fits:
         return verdict.headline()
     for answer in verdict.answers:
-        if answer.steps != STEPS or answer.work is None:
+        if answer.steps != STEPS:
             return f"It made {answer.steps} optimizer steps of {STEPS} entries: one for each."
+        if verdict.least_seconds(answer) is None:
+            return "Its work was not counted: each process may use one GPU only."
     least, done = job.least_flops, min(_flops(each) for each in verdict.answers)
     if done < least:
         return (

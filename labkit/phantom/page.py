@@ -60,7 +60,7 @@ def page(verdict: Verdict, *, command: Sequence[str]) -> str:
         about={
             "Command": shlex.join(command),
             "GPUs": f"{verdict.gpus} × {verdict.gpu.name}",
-            **({"A step": verdict.a_step()} if verdict.a_step() else {}),
+            "A step": verdict.a_step() or "not counted",
             **{what: ", ".join(names) for what, names in absent.items() if names},
             "Versions": ", ".join([*versions, f"labkit {labkit.__version__}"]),
             "Date": f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",

@@ -1,9 +1,8 @@
-"""Two numbers that several lessons compare by: a relative error, and an exponent of growth."""
+"""The relative error by which several lessons compare."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-import numpy as np
 import torch
 
 from labkit.values import InputError, shown
@@ -37,17 +36,3 @@ def _as_list(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tenso
     if isinstance(tensors, torch.Tensor):
         tensors = [tensors]
     return [tensor.detach() for tensor in tensors]
-
-
-def growth_exponent(points: Mapping[float, float]) -> float:
-    """Return the power with which ``y`` grows with ``x`` in ``{x: y}``: 1 is linear, 2 quadratic.
-
-    It is the slope of log ``y`` over log ``x`` by least squares.
-
-    Raises:
-        InputError: fewer than two points, or one that is not above zero.
-    """
-    if len(points) < 2 or min(*points, *points.values()) <= 0:
-        raise InputError(f"an exponent needs two points or more, all above zero, not {points}")
-    slope, _ = np.polyfit(np.log(list(points)), np.log(list(points.values())), deg=1)
-    return float(slope)

@@ -9,7 +9,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import labkit as lab
-from labkit.toolbox.compare import growth_exponent
 from labkit.toolbox.half_precision import half_products
 from labkit.toolbox.losses import Difference, Losses, held_out_loss
 from labkit.values import InputError
@@ -206,17 +205,6 @@ def test_relative_error_takes_all_tensors_as_one_vector():
 def test_what_cannot_be_compared_is_refused(ours, theirs, words):
     with pytest.raises(InputError, match=words):
         lab.relative_error(ours, theirs)
-
-
-@pytest.mark.parametrize("power", [0, 1, 2, 0.5])
-def test_the_exponent_of_a_power_law(power):
-    assert growth_exponent({x: 7 * x**power for x in (2, 8, 64)}) == pytest.approx(power)
-
-
-@pytest.mark.parametrize("points", [{}, {1: 2}, {1: 1, 2: 0}, {1: 1, -2: 2}])
-def test_an_exponent_needs_points_above_zero(points):
-    with pytest.raises(InputError, match="two points"):
-        growth_exponent(points)
 
 
 # --- text it was not trained on ------------------------------------------------------------------

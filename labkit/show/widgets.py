@@ -1,7 +1,7 @@
 """Interactive widgets for notebooks: ``explore`` runs an experiment with settings you choose.
 
-Without a frontend a lesson continues: ``explore`` shows a static figure of the first setting. Tests
-and scripts set ``.value`` and call ``.click()``, or ``run_once()``.
+Without a frontend a lesson continues: ``explore`` shows a static figure of the first two settings.
+Tests and scripts set ``.value`` and call ``.click()``, or ``run_once()``.
 
 Limits: one run at a time; a run cannot be stopped halfway except by interrupting the kernel. By
 keyboard, Space opens a menu: on a closed one JupyterLab takes the arrows to go to the next cell.
@@ -34,7 +34,8 @@ def explore(
 ) -> "Explorer":
     """Show controls that run an experiment again and again, and a figure that compares the runs.
 
-    The first setting runs at once, so that there is a figure where nobody can click.
+    Two settings run at once, so that there is something to compare before anybody clicks: the first
+    value of every knob, then the second value of the first knob that is not the GPU.
 
     Args:
         experiment: what ``labkit.run`` takes.
@@ -76,6 +77,7 @@ class Explorer(Shown):
         self.controls = {
             name: _control(name, values) for name, values in choices.items() if len(values) > 1
         }
+        self._second = {name: values[1] for name, values in choices.items() if len(values) > 1}
         self.runs: dict[str, Run] = {}
         self._settings: list[dict[str, Any]] = []  # of these runs
         self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
@@ -92,9 +94,13 @@ class Explorer(Shown):
         )
 
     def show(self) -> "Explorer":
-        """Run the first setting, then show the controls and a static figure under them."""
+        """Run two settings, then show the controls and a static figure under them."""
         run = self._run()
         self.message.value = notice(_summary(self._name, run))
+        compared = [name for name in self.controls if name != "gpu"] or [*self.controls]
+        if compared:
+            self.controls[compared[0]].value = self._second[compared[0]]
+            self._try()
         display(self.widget)
         self._live.show_below(self._figures())
         return self
@@ -111,12 +117,19 @@ class Explorer(Shown):
             text = f"{_summary(name, self.runs[name])} It has run already: bar {number}."
             self.message.value = notice(text)
             return None
+        run = self._try()
+        if run is not None:
+            self._live.replace(self._figures())
+        return run
+
+    def _try(self) -> Run | None:
+        """Run what the controls show; say what went wrong instead of raising it."""
+        name = self._name
         self.button.disabled = self.clear_button.disabled = True
         self.errors.outputs = ()
         self.message.value = notice(f"Running {name} …")
         try:
             run = self._run()
-            self._live.replace(self._figures())
             self.message.value = notice(_summary(name, run))
             return run
         except InputError as error:

@@ -43,22 +43,26 @@ def runner():
 
 @pytest.fixture
 def explorer(runner):
-    """Two knobs, the first setting run, and the second one chosen."""
+    """Two knobs, two settings run, and a third one chosen."""
     explorer = explore(
         experiment, runner=runner, batch_size=[1, 2, 4], precision=["fp32", "bf16"], steps=3
     )
-    explorer.controls["batch_size"].value = 2
+    explorer.controls["batch_size"].value = 4
     return explorer
 
 
 # --- explore -----------------------------------------------------------------------------------
 
 
-def test_first_setting_runs_at_once_and_shows_a_static_figure(runner, capsys):
-    explorer = explore(experiment, runner=runner, batch_size=[1, 2], precision="bf16")
-    assert runner.calls == [{"gpu": "t4", "batch_size": 1, "precision": "bf16"}]
-    assert len(explorer.runs) == 1
+def test_two_settings_run_at_once_and_are_compared_in_a_static_figure(runner, capsys):
+    explorer = explore(
+        experiment, runner=runner, gpu=["t4", "l4"], batch_size=[1, 2], precision="bf16"
+    )
+    first = {"gpu": "t4", "batch_size": 1, "precision": "bf16"}
+    assert runner.calls == [first, {**first, "batch_size": 2}]
+    assert explorer.controls["batch_size"].value == 2
     printed = capsys.readouterr().out
+    assert "batch_size 2: 297 MiB" in printed
     assert "Peak memory and what it is made of; tracked on CPU." in printed
     assert "Highest memory of the tensors in each phase" in printed
     assert explorer.picture.value == ""  # it would stand there twice
@@ -78,22 +82,22 @@ def test_controls_suit_their_values(runner):
 def test_a_click_runs_what_the_controls_show_once(explorer, runner):
     explorer.controls["precision"].value = "bf16"
     explorer.button.click()
-    assert runner.calls[-1] == {"gpu": "t4", "batch_size": 2, "precision": "bf16", "steps": 3}
-    assert len(explorer.runs) == 2
+    assert runner.calls[-1] == {"gpu": "t4", "batch_size": 4, "precision": "bf16", "steps": 3}
+    assert len(explorer.runs) == 3
     picture = explorer.picture.value
     assert picture.count("<img") == 2  # all runs as bars, the latest as a timeline
     assert "batch_size 1, fp32" in picture
-    assert "batch_size 2, precision bf16" in picture
+    assert "batch_size 4, precision bf16" in picture
     assert "peak 297 MiB, tracked on CPU; it fits in 1.00 GiB" in message(explorer)
     assert not explorer.button.disabled
     explorer.button.click()
-    assert len(explorer.runs) == len(runner.calls) == 2
-    assert "has run already: bar 2" in message(explorer)
+    assert len(explorer.runs) == len(runner.calls) == 3
+    assert "has run already: bar 3" in message(explorer)
     explorer.clear_button.click()
     assert explorer.runs == {}
     assert explorer.picture.value == ""
     explorer.button.click()  # the same setting may run again
-    assert len(runner.calls) == 3
+    assert len(runner.calls) == 4
 
 
 def test_bars_are_named_by_the_knobs_that_were_turned(runner, monkeypatch):
@@ -104,29 +108,26 @@ def test_bars_are_named_by_the_knobs_that_were_turned(runner, monkeypatch):
     )
     knobs = {"batch_size": [1, 2], "kernel": ["sdpa", "eager"], "fused": [True, False]}
     explorer = explore(experiment, runner=runner, **knobs)
-    explorer.controls["batch_size"].value = 2
-    explorer.run_once()
     explorer.controls["kernel"].value = "eager"
     explorer.run_once()
     assert drawn == [
-        ["batch_size 1, sdpa, fused on"],
         ["batch_size 1", "batch_size 2"],
         ["batch_size 1, sdpa", "batch_size 2, sdpa", "batch_size 2, eager"],
     ]
     explorer.clear()
     explorer.run_once()
-    assert drawn[3] == ["batch_size 2, eager, fused on"]
+    assert drawn[2] == ["batch_size 2, eager, fused on"]
 
 
 def test_during_a_run_the_buttons_are_off(explorer, runner, monkeypatch):
     def run(*arguments, **options):
         assert explorer.button.disabled
         assert explorer.clear_button.disabled
-        assert "Running batch_size 2" in message(explorer)
+        assert "Running batch_size 4" in message(explorer)
         return runner(*arguments, **options)
 
     monkeypatch.setattr(explorer, "_runner", run)
-    assert explorer.run_once() is explorer.runs["batch_size 2, precision fp32"]
+    assert explorer.run_once() is explorer.runs["batch_size 4, precision fp32"]
     assert not explorer.clear_button.disabled
 
 
@@ -135,43 +136,42 @@ def test_bad_input_and_a_raised_out_of_memory_are_sentences(explorer, runner):
         (InputError("batch_size must be 1, not <2>"), "cannot run: batch_size must be 1, not <2>"),
         (MemoryError("no room"), "Out of memory: no room"),
     ):
-        runner.fail = {2: error}
+        runner.fail = {4: error}
         assert explorer.run_once() is None
         assert says in message(explorer)
         assert "<2>" not in explorer.message.value
         assert explorer.errors.outputs == ()
         assert not explorer.button.disabled
-    assert len(explorer.runs) == 1
+    assert len(explorer.runs) == 2
 
 
 def test_a_failure_shows_its_traceback_and_can_be_retried(explorer, runner):
-    runner.fail = {2: ValueError("shapes differ")}
+    runner.fail = {4: ValueError("shapes differ")}
     explorer.button.click()
     assert "failed with ValueError: shapes differ" in message(explorer)
     (output,) = explorer.errors.outputs
     assert "Traceback" in output["text"]
     runner.fail.clear()
     explorer.button.click()
-    assert len(explorer.runs) == 2
+    assert len(explorer.runs) == 3
     assert explorer.errors.outputs == ()
 
 
-def test_a_run_that_ran_out_of_memory_is_a_bar():
+def test_a_run_that_ran_out_of_memory_is_a_bar(capsys):
     def run(experiment, *, gpu, batch_size):
         oom = out_of_memory(900 * MIB, 400 * MIB, GIB) if batch_size == 2 else None
         return fake_run("step", 900 * MIB, parameters={"batch_size": batch_size}, oom=oom)
 
     explorer = explore(experiment, runner=run, batch_size=[1, 2])
-    explorer.controls["batch_size"].value = 2
-    explorer.button.click()
     assert len(explorer.runs) == 2
     assert "asked for 400 MiB with 900 MiB of 1.00 GiB in use" in message(explorer)
-    assert "out of memory at 900 MiB" in explorer.picture.value
-    assert explorer.picture.value.count("<img") == 1  # no trace, no timeline
+    printed = capsys.readouterr().out
+    assert "out of memory at 900 MiB" in printed
+    assert "Stacked areas" not in printed  # no trace, no timeline
 
 
 def test_an_interrupt_passes_and_leaves_the_buttons_on(explorer, runner):
-    runner.fail = {2: KeyboardInterrupt()}
+    runner.fail = {4: KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         explorer.run_once()
     assert "Interrupted" in message(explorer)
@@ -179,7 +179,7 @@ def test_an_interrupt_passes_and_leaves_the_buttons_on(explorer, runner):
 
 
 def test_hostile_values_are_escaped(runner):
-    explorer = explore(experiment, runner=runner, precision=["fp32", HOSTILE])
+    explorer = explore(experiment, runner=runner, precision=["fp32", "bf16", HOSTILE])
     explorer.controls["precision"].value = HOSTILE
     explorer.button.click()
     assert "<script" not in explorer.picture.value
@@ -187,7 +187,7 @@ def test_hostile_values_are_escaped(runner):
     assert html.escape(HOSTILE) in explorer.picture.value
 
 
-def test_bad_knobs_and_a_failing_first_setting_raise(runner):
+def test_bad_knobs_and_a_failing_first_setting_raise_but_not_a_failing_second(runner):
     for knob in ([], [1, 2, 1]):
         with pytest.raises(InputError, match="batch_size needs one or more values, each of them"):
             explore(experiment, runner=runner, batch_size=knob)
@@ -195,6 +195,9 @@ def test_bad_knobs_and_a_failing_first_setting_raise(runner):
     runner.fail = {1: ValueError("broken")}
     with pytest.raises(ValueError, match="broken"):
         explore(experiment, runner=runner, batch_size=[1, 2])
+    explorer = explore(experiment, runner=runner, batch_size=[2, 1])
+    assert "failed with ValueError: broken" in message(explorer)
+    assert len(explorer.runs) == 1
 
 
 # --- predict -----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The lesson that this kernel is running: ``lab.start`` begins it, ``lab.result`` ends it."""
 
+import math
 import os
 import sys
 import time
@@ -22,6 +23,10 @@ from labkit.runs import Run
 from labkit.show import cards, tables
 from labkit.support.scratch import TemporaryFolder
 from labkit.values import InputError
+
+
+#: Up to this difference, `recorded` says a peak once for several GPUs.
+SAME_ANSWER = 0.05
 
 
 class ExpectationFailed(AssertionError):  # noqa: N818 (a sentence, not a category)
@@ -190,19 +195,33 @@ def recorded(lesson: str | int | None = None) -> None:
             _show_recorded(chosen, phantom)
 
 
-def _show_recorded(found: Iterable[Result], phantom: bool) -> None:
+def _show_recorded(found: list[Result], phantom: bool) -> None:
     """Show what several GPUs recorded: what they are, then their runs in one table."""
-    title, ending = "Recorded on real GPUs", ""
+    title, endings = "Recorded on real GPUs", []
     if phantom:
         title = "Recorded on phantom GPUs"
-        ending = "The bytes are those of PyTorch's own allocator; the GPUs are not there."
+        endings = ["The bytes are those of PyTorch's own allocator; the GPUs are not there."]
+    if len(found) > 1:
+        endings.append(f"A peak that another GPU gave within {SAME_ANSWER:.0%} is shown once.")
     lines = [
         f"{result.machine['name']}, {result.date[:10]}, {results.versions_text(result.machine)}."
         for result in found
     ]
-    cards.message_card("\n".join([*lines, ending]).strip(), title=title)
-    runs = [run for result in found for run in result.runs]
+    cards.message_card("\n".join([*lines, *endings]), title=title)
+    runs: list[Run] = []
+    for run in [run for result in found for run in result.runs]:
+        if not any(_same_answer(run, shown) for shown in runs):
+            runs.append(run)
     tables.table(runs, labels=[run.name for run in runs])
+
+
+def _same_answer(run: Run, other: Run) -> bool:
+    """Tell whether two GPUs gave the same for one experiment, so that one row says it."""
+    return (
+        run.name == other.name
+        and run.parameters == other.parameters
+        and math.isclose(run.peak_bytes, other.peak_bytes, rel_tol=SAME_ANSWER)
+    )
 
 
 def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:

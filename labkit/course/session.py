@@ -24,7 +24,6 @@ from labkit.show import cards, tables
 from labkit.support.scratch import TemporaryFolder
 from labkit.values import InputError
 
-
 #: Up to this difference, `recorded` says a peak once for several GPUs.
 SAME_ANSWER = 0.05
 
@@ -152,6 +151,8 @@ def start(lesson: str | int) -> this_machine.Machine:
     current.started = time.monotonic()
     judgements.clear()
     without_card.clear()
+    if not current.machine.can_measure:  # or DeepSpeed warns of a missing GPU when it is imported
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if "OMP_NUM_THREADS" not in os.environ:
         # Threads that wait for each other spin: where a browser takes the core of one, small steps
         # become many times slower. `labkit run` sets OMP_WAIT_POLICY, which must be set earlier.

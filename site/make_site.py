@@ -15,6 +15,7 @@ from pathlib import Path
 from course_pages import write_pages
 from sphinx.cmd.build import build_main
 
+from labkit.cheat_sheet.findings import gather
 from labkit.cheat_sheet.sheet import Sheet, build
 from labkit.support.files import RUN_FOLDER
 from labkit.values import InputError
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.course.is_dir():
             raise InputError(f"there is no folder {options.course}; `labkit run` makes it")
         print("Simulating the cheat sheet …", file=sys.stderr)
-        return make(options.course, options.out, build(run=options.course))
+        return make(options.course, options.out, build(trial=gather(run=options.course)))
     except (InputError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -4,22 +4,22 @@ Both are written from the same `sections`, so they cannot differ. The page is co
 and prints on one side of A4, in landscape.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
 from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row
-from labkit.cheat_sheet.findings import Finding
-from labkit.cheat_sheet.sheet import NOT_RECORDED, Sheet
-from labkit.course.claims import Verdict, all_claims
+from labkit.cheat_sheet.sheet import Sheet
+from labkit.course.claims import Verdict, all_claims, article_names
 from labkit.support import html_pages
 from labkit.support.files import write_atomic
 from labkit.values import format_bytes
 
 MARKERS = ("<!-- cheat sheet: begin -->", "<!-- cheat sheet: end -->")
 TITLE = "GPU Memory Lab: cheat sheet"
-NOTHING = "–"
+NOTHING, OPEN = "–", "open"
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,36 +148,19 @@ def _yes(fits: bool) -> str:
 
 
 def verdicts(sheet: Sheet) -> Section:
-    """Return how many claims came out how, on each machine."""
-    tried = [verdict for verdict in Verdict if verdict is not Verdict.NOT_TESTABLE]
-    columns = ("judged on", *tried)
-    rows = tuple(
-        (machine, *(str(counts[verdict]) for verdict in tried))
-        for machine, counts in sheet.counts().items()
-    )
+    """Return how many claims of each article came out how."""
+    trial = sheet.trial
+    names = [f"{letter} {name}" for letter, name in article_names().items()]
+    counted = dict(zip(names, trial.by_article().values(), strict=True))
+    counted["all, each once"] = Counter(trial.verdict(id) for id in all_claims())
+    rows = tuple((name, *(str(counts[v]) for v in Verdict)) for name, counts in counted.items())
+    columns = ("claims of", *(OPEN if v is Verdict.NOT_TESTABLE else str(v) for v in Verdict))
     note = (
-        "What could not be judged is left out. A phantom GPU is PyTorch's CUDA build without the "
-        "GPU: bytes are judged there, seconds are not."
+        "A claim has one verdict over all records: where these disagree, it depends. Open is what "
+        "no record could judge. A phantom GPU is PyTorch's CUDA build without the GPU: bytes are "
+        "judged there, seconds are not. Judged on: " + ("; ".join(trial.machines) or "nothing yet")
     )
-    return Section("Claims on trial", " ".join([note, *sheet.missing]), columns, rows)
-
-
-def trial(sheet: Sheet) -> Section:
-    """Return every claim: claimed, found, and the verdict, a row for the machines that agree."""
-    columns = ("claim", "article", "claimed", "found", "verdict", "where")
-    rows = []
-    for id, claim in all_claims().items():
-        first = (f"{claim.lesson} {claim.says}", " ".join(claim.sources), claim.claimed)
-        agreeing: dict[Verdict, list[Finding]] = {}
-        for finding in sheet.findings[id]:
-            agreeing.setdefault(finding.verdict, []).append(finding)
-        for verdict, found in agreeing.items():
-            where = "; ".join(finding.machine for finding in found)
-            rows.append((*first, found[0].found, str(verdict), where))
-        if not agreeing:
-            missing = f"nowhere yet: `labkit run {claim.lesson}`"
-            rows.append((*first, NOTHING, "not judged", missing))
-    return Section("Claims on trial", " ".join(sheet.missing), columns, tuple(rows))
+    return Section("Claims on trial", f"{note}.", columns, rows)
 
 
 # --- Markdown -------------------------------------------------------------------------------------
@@ -191,9 +174,10 @@ def markdown(sheet: Sheet) -> str:
     table, moves = techniques(sheet), order(sheet)
     lines = [MARKERS[0], f"{table.note} Simulated with {sheet.versions}.", ""]
     lines += [*_table(table), "", moves.note, "", *_table(moves)]
-    found = [finding for each in sheet.findings.values() for finding in each]
-    if not any(finding.recorded and not finding.phantom for finding in found):
-        lines += ["", f"What no GPU has recorded yet is left out: {NOT_RECORDED}."]
+    findings = sheet.trial.findings.values()
+    if all(finding.phantom for found in findings for finding in found if finding.recorded):
+        what = "What no GPU has recorded yet is left out"
+        lines += ["", f"{what}: `labkit record` on a CUDA machine fills it."]
     return "\n".join([*lines, MARKERS[1]])
 
 

@@ -114,6 +114,12 @@ class Row:
         return category, fall[category]
 
     @property
+    def changes_training(self) -> bool:
+        """Whether it trains otherwise than the plain job."""
+        before = changes(self.before.recipe)
+        return bool(self.after and set(changes(self.after.recipe)) - set(before))
+
+    @property
     def slower_share(self) -> float | None:
         """By which fraction of itself the bound on a step grows."""
         if self.after is None or self.after.seconds is None:

@@ -1,41 +1,74 @@
-"""What was found of the claims on this machine and on GPUs.
+"""What was found of the claims on GPUs and on this machine, and one verdict for each claim.
 
 Limits: a run's outcomes are looked for where `labkit run` writes by default.
 """
 
 import os
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.course import outcomes, results
 from labkit.course.claims import Verdict, all_claims, format_found
 from labkit.course.outcomes import RUN_VARIABLE
-from labkit.course.results import versions_text
 from labkit.support.files import PACKAGE, RUN_FOLDER
 from labkit.values import InputError
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One judgement of one claim: on a GPU that recorded, a phantom or not, or on this machine.
-
-    ``where`` names the machine and its versions, ``origin`` the mode, the date and the file.
-    """
+    """One judgement of one claim: on a GPU that recorded, a phantom or not, or on this machine."""
 
     claim: str
     verdict: Verdict
     found: str
-    where: str
-    origin: str
+    machine: str
     recorded: bool
     phantom: bool = False
 
+
+@dataclass(frozen=True)
+class Trial:
+    """The judgements by claim, this machine's first; none where nobody could judge."""
+
+    findings: Mapping[str, tuple[Finding, ...]]
+
+    def verdict(self, id: str) -> Verdict:
+        """Return the claim's one verdict over all records: *depends* where these disagree."""
+        found = {finding.verdict for finding in self.findings[id]}
+        if len(found) > 1:
+            return Verdict.DEPENDS
+        return found.pop() if found else Verdict.NOT_TESTABLE
+
+    def by_article(self) -> dict[str, Counter[Verdict]]:
+        """Count the verdicts on each article's claims; a claim of two articles counts in both."""
+        counted: dict[str, Counter[Verdict]] = {}
+        for id, claim in all_claims().items():
+            for letter in claim.sources:
+                counted.setdefault(letter, Counter())[self.verdict(id)] += 1
+        return dict(sorted(counted.items()))
+
     @property
-    def machine(self) -> str:
-        """The machine's name, without its versions."""
-        name = self.where.partition(",")[0]
-        return name if self.recorded else f"this machine, {name}"
+    def machines(self) -> list[str]:
+        """The machines that judged, this one first, phantoms last."""
+        every = [finding for found in self.findings.values() for finding in found]
+        every.sort(key=lambda finding: (finding.recorded, finding.phantom, finding.machine))
+        return list(dict.fromkeys(finding.machine for finding in every))
+
+
+def gather(*, run: Path | None = None, recorded: Path | None = None, own: bool = True) -> Trial:
+    """Return every judgement, of GPUs and of this machine.
+
+    Args:
+        run: the folder of a `labkit run`; `run_folder` looks for it if None.
+        recorded: holds ``<gpu>/``; the course's own recordings if None.
+        own: whether this machine's run counts; recorded findings always do.
+    """
+    found = own_findings(run or run_folder()) if own else []
+    found += recorded_findings(recorded)
+    return Trial({id: tuple(each for each in found if each.claim == id) for id in all_claims()})
 
 
 def run_folder() -> Path | None:
@@ -56,35 +89,24 @@ def own_findings(folder: Path | None) -> list[Finding]:
             continue
         result = outcomes.stored_result(outcome, folder) if outcome.passed else None
         if result:
-            found += _findings(result, outcome.notebook, recorded=False)
+            found += _findings(result, recorded=False)
     return found
 
 
 def recorded_findings(folder: Path | None = None) -> list[Finding]:
-    """Return the judgements in ``results/<gpu>/``; a broken file is named in a warning.
-
-    What a phantom GPU could not judge is left out.
-    """
-    findings = []
-    for gpu, found in results.all_recorded(folder).items():
-        for result in found:
-            source = f"results/{gpu}/{result.lesson}.json"
-            findings += _findings(result, source, recorded=True)
-    return findings
+    """Return the judgements in ``results/<gpu>/``; a broken file is named in a warning."""
+    by_gpu = results.all_recorded(folder).values()
+    return [each for found in by_gpu for result in found for each in _findings(result)]
 
 
-def _findings(result: results.Result, source: str, *, recorded: bool) -> list[Finding]:
+def _findings(result: results.Result, *, recorded: bool = True) -> list[Finding]:
+    """Return its judgements. "Not testable here" is none."""
+    machine = result.where if recorded else f"this machine, {result.where}"
+    phantom = recorded and result.phantom
     findings = []
     for entry in result.judgements:
-        id = entry["id"]
-        if id not in all_claims():
-            continue
-        found = format_found(entry.get("measured"), all_claims()[id].unit)
-        where = f"{result.where}, {versions_text(result.machine)}"
-        origin = [entry.get("mode"), where if recorded else None, result.date[:10], source]
-        text = "; ".join(filter(None, origin))
-        phantom = recorded and result.phantom
-        if not phantom or entry["verdict"] != Verdict.NOT_TESTABLE:
-            verdict = Verdict(entry["verdict"])
-            findings.append(Finding(id, verdict, found, where, text, recorded, phantom))
+        id, verdict = entry["id"], Verdict(entry["verdict"])
+        if id in all_claims() and verdict != Verdict.NOT_TESTABLE:
+            found = format_found(entry.get("measured"), all_claims()[id].unit)
+            findings.append(Finding(id, verdict, found, machine, recorded, phantom))
     return findings

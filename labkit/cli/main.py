@@ -162,6 +162,7 @@ def _report(options: argparse.Namespace) -> int:
 def _cheat_sheet(options: argparse.Namespace) -> int:
     from labkit.cheat_sheet import export
     from labkit.cheat_sheet.figures import PLAIN, CommonJob
+    from labkit.cheat_sheet.findings import gather
     from labkit.cheat_sheet.sheet import build
 
     run = Path(options.run) if options.run is not None else None
@@ -170,14 +171,12 @@ def _cheat_sheet(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("model", "gpu") if getattr(options, name)}
     job = CommonJob(**given, recipe=PLAIN.but(**tables.recipe_fields(options)))
     with_page = options.out is not None or not options.markdown
-    sheet = build(job, run=run, own=with_page, report=_announce_simulation)
+    sheet = build(job, trial=gather(run=run, own=with_page), report=_announce_simulation)
     if options.markdown:
         print(export.markdown(sheet))
     if with_page:
         path = export.write_page(sheet, Path(options.out or SHEET_PAGE))
         print(f"Page: {path.resolve()}", file=sys.stderr)
-    for sentence in sheet.missing:
-        print(sentence, file=sys.stderr)
     return 0
 
 

@@ -99,6 +99,13 @@ def all_claims() -> Mapping[str, Claim]:
     return claims
 
 
+def article_names() -> dict[str, str]:
+    """Return a short name of each article by its letter."""
+    titles = tomllib.loads(CLAIMS_FILE.read_text(encoding="utf-8"))["sources"]
+    names = {letter: title.partition(", “")[0] for letter, title in titles.items()}
+    return {letter: name.partition(" (")[0].strip("“”") for letter, name in names.items()}
+
+
 def find(id: str) -> Claim:
     """Return the claim called ``id``; an `InputError` names the nearest if there is none."""
     return all_claims()[one_of(id, all_claims(), "claim")]

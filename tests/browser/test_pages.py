@@ -218,8 +218,10 @@ def test_the_cheat_sheet_prints_on_one_side_of_paper(page, tmp_path, monkeypatch
             rows = tables.setdefault(line, [])
         elif line.startswith("| ") and "---" not in line:
             rows.append(tuple(cell.strip() for cell in line.strip("| ").split(" | ")))
-    counts = ("judged on", "supported", "overstated", "understated", "wrong", "depends")
-    tables[f"| {' | '.join(counts)} |"] = [("a phantom NVIDIA GeForce RTX 4090", *"12345")] * 6
+    counts = ("claims of", "supported", "overstated", "understated", "wrong", "depends", "open")
+    tables[f"| {' | '.join(counts)} |"] = [
+        ("C GPU Memory Management for Deep Learning", *"123456")
+    ] * 6
     made = [
         export.Section(
             "Heading", "A note. " * 30, tuple(line.strip("| ").split(" | ")), tuple(rows)

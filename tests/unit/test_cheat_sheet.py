@@ -8,13 +8,14 @@ from pathlib import Path
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
+from drawn import assert_fits, texts
 from lesson_files import result, run
 
-from labkit.cheat_sheet import export, figures, findings
+from labkit.cheat_sheet import export, figures, findings, pictures
 from labkit.cheat_sheet import sheet as sheet_module
 from labkit.cheat_sheet.export import percent
 from labkit.cheat_sheet.figures import CommonJob, Figures, order_of_adoption, row
-from labkit.cheat_sheet.findings import Finding
+from labkit.cheat_sheet.findings import Finding, Trial, gather
 from labkit.cheat_sheet.sheet import build
 from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
 from labkit.cli import main
@@ -34,9 +35,11 @@ EVIL = "<script>alert('|')</script>"
 
 @pytest.fixture(scope="module")
 def sheet(tmp_path_factory):
-    """Of a tiny model; only a few techniques are put into an order."""
+    """Of a tiny model, with a few techniques, on which nothing is judged."""
     nothing = tmp_path_factory.mktemp("nothing")
-    return build(TINY, run=nothing, recorded=nothing, order=TECHNIQUES[:8])
+    few = ("SGD", "optimizer on the host", "sharding over 8 GPUs")
+    techniques = [*TECHNIQUES[:8], *(t for t in TECHNIQUES if t.name in few)]
+    return build(TINY, trial=gather(run=nothing, recorded=nothing), techniques=techniques)
 
 
 def row_of(sheet, name):
@@ -200,7 +203,7 @@ def a_run(folder, *, status="passed"):
 def test_verdicts_of_this_machine(tmp_path):
     (finding,) = findings.own_findings(a_run(tmp_path))
     assert (finding.claim, finding.verdict, finding.found) == ("amp-accuracy", "supported", "0.1 %")
-    assert finding.origin == "trained on a CPU; 2026-01-02; 04_mixed_precision.ipynb"
+    assert finding.machine.startswith("this machine, ")
     assert not finding.recorded
 
 
@@ -223,13 +226,13 @@ def test_the_run_is_looked_for(tmp_path, monkeypatch):
     assert findings.run_folder() is None
 
 
-def test_recorded_verdicts_name_gpu_versions_date_and_file(tmp_path):
-    found = result(lesson="04", machine=H200, judgements=(JUDGED,))
+def test_recorded_verdicts_name_the_gpu_and_leave_out_what_it_could_not_judge(tmp_path):
+    not_judged = {"id": "accum-neutral-speed", "verdict": "not testable here", "measured": None}
+    found = result(lesson="04", machine=H200, judgements=(JUDGED, not_judged))
     results.save(found, tmp_path / "nvidia-h200/04.json")
     (finding,) = findings.recorded_findings(tmp_path)
     assert finding.recorded
-    assert finding.where == "NVIDIA H200, torch 2.11.0"
-    assert finding.origin == f"{MODE}; {finding.where}; 2026-01-02; results/nvidia-h200/04.json"
+    assert finding.machine == "NVIDIA H200"
 
 
 def run_of(peak_bytes, **changes):
@@ -240,41 +243,71 @@ def run_of(peak_bytes, **changes):
 
 
 def test_nothing_is_filled_in(sheet):
-    assert not any(sheet.findings.values())
-    assert any("labkit run" in text for text in sheet.missing)
-    assert any("labkit record" in text for text in sheet.missing)
-    assert not export.verdicts(sheet).rows
-    lines = export.trial(sheet).rows
-    assert len(lines) == len(all_claims())
-    assert {line[4] for line in lines} == {"not judged"}
-    assert all("labkit run" in line[5] for line in lines)
+    assert not any(sheet.trial.findings.values())
+    table = export.verdicts(sheet)
+    assert "nothing yet" in table.note
+    assert table.rows[-1] == ("all, each once", *"00000", str(len(all_claims())))
+
+
+def trial_of(**verdicts):
+    """A trial in which each claim was judged so on machines 0, 1 and so on."""
+    found = dict.fromkeys(all_claims(), ())
+    for id, judged in verdicts.items():
+        id = id.replace("_", "-")
+        found[id] = tuple(
+            Finding(id, Verdict(verdict), "found", f"GPU {number}", recorded=True)
+            for number, verdict in enumerate(judged.split())
+        )
+    return Trial(found)
+
+
+def test_a_claim_counts_once_and_depends_where_machines_disagree():
+    trial = trial_of(
+        amp_accuracy="supported supported",
+        ckpt_40="wrong overstated",
+        bf16_no_scaler="wrong",
+    )
+    assert trial.verdict("amp-accuracy") is Verdict.SUPPORTED
+    assert trial.verdict("ckpt-40") is Verdict.DEPENDS
+    assert trial.verdict("amp-20-50-faster") is Verdict.NOT_TESTABLE
+    assert trial.machines == ["GPU 0", "GPU 1"]
+    counts = trial.by_article()
+    assert list(counts) == [*"ABCD"]
+    assert [counts[letter][Verdict.WRONG] for letter in counts] == [0, 1, 1, 1]  # of all three
+    assert counts["A"][Verdict.SUPPORTED] == counts["A"][Verdict.DEPENDS] == 1
+    for letter, verdicts in counts.items():
+        made = [claim for claim in all_claims().values() if letter in claim.sources]
+        assert verdicts.total() == len(made)
+
+
+def test_the_page_counts_by_article_and_all_once(sheet):
+    judged = replace(sheet, trial=trial_of(bf16_no_scaler="supported supported"))
+    rows = export.verdicts(judged).rows
+    assert [row[0].split()[0] for row in rows] == ["A", "B", "C", "D", "all,"]
+    assert [row[1] for row in rows] == [*"01111"]
+    assert "Judged on: GPU 0; GPU 1." in export.verdicts(judged).note
 
 
 @pytest.fixture
 def full(sheet):
-    """With a verdict of this machine and one of a GPU, of hostile names."""
-    here = Finding("amp-accuracy", Verdict.OVERSTATED, EVIL, EVIL, EVIL, recorded=False)
-    there = replace(here, verdict=Verdict.SUPPORTED, recorded=True)
-    return replace(sheet, findings={**sheet.findings, "amp-accuracy": (here, there)})
+    """With a verdict of a machine of a hostile name."""
+    here = Finding("amp-accuracy", Verdict.OVERSTATED, EVIL, EVIL, recorded=False)
+    return replace(sheet, trial=Trial({**sheet.trial.findings, "amp-accuracy": (here,)}))
 
 
-def test_verdicts_stand_beside_the_claim_they_judge(full):
-    lines = [line for line in export.trial(full).rows if "accuracy" in line[0]]
-    assert [line[4] for line in lines] == ["overstated", "supported"]
-    here = f"this machine, {EVIL}"
-    assert full.counts() == {here: {Verdict.OVERSTATED: 1}, EVIL: {Verdict.SUPPORTED: 1}}
-    assert export.verdicts(full).rows == ((here, *"01000"), (EVIL, *"10000"))
-
-
-def test_machines_that_agree_share_a_row(full):
-    here, there = full.findings["amp-accuracy"]
-    found = (here, replace(there, where="T4, torch 2"), replace(there, where="H100, torch 2"))
-    several = replace(full, findings={**full.findings, "amp-accuracy": found})
-    lines = [line for line in export.trial(several).rows if "accuracy" in line[0]]
-    assert [line[4:] for line in lines] == [
-        ("overstated", f"this machine, {EVIL}"),
-        ("supported", "T4; H100"),
-    ]
+def test_the_figures_draw_every_verdict_and_technique(sheet):
+    trial = trial_of(ckpt_40="wrong", amp_accuracy="supported")
+    figure = pictures.draw_verdict_bars(trial, title="Claims")
+    assert_fits(figure)
+    assert "A: supported 1, understated 0, depends 0, overstated 0, wrong 1, open 11" in figure.alt
+    assert "13 claims" in [text.get_text() for text in texts(figure)]
+    figure = pictures.draw_alone(sheet.rows, "simulated")
+    assert_fits(figure)
+    sgd = row_of(sheet, "SGD")
+    assert f"SGD: peak {percent(-sgd.saved_share)}, bound on a step" in figure.alt
+    assert sgd.changes_training
+    assert not row_of(sheet, "gradient checkpointing").changes_training
+    assert "TorchScript" not in figure.alt
 
 
 def test_shares_in_words():
@@ -312,7 +345,7 @@ def test_the_readme_holds_the_table_that_is_made():
     """As `labkit cheat-sheet --markdown` prints it, with the versions that the README names."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     versions = re.search(r"Simulated with (torch [^\n]*?)\.\n", readme)
-    made = build(own=False)
+    made = build(trial=gather(own=False))
     if made.versions != versions[1]:
         pytest.skip(f"README was made with {versions[1]}, this is {made.versions}")
     assert export.markdown(made) in readme
@@ -340,12 +373,10 @@ def test_the_command(tmp_path, capsys, sheet, monkeypatch):
     assert main.main(["cheat-sheet", "--out", str(page), "--gpu", "t4", "--batch-size", "8"]) == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert given["job"] == CommonJob(gpu="t4", recipe=figures.PLAIN.but(batch_size=8))
-    assert given["own"]
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert main.main(["cheat-sheet", "--markdown"]) == 0
     assert capsys.readouterr().out == export.markdown(sheet) + "\n"
-    assert not given["own"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 

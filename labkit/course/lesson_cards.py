@@ -97,15 +97,24 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
     rows = [("Counted", f"work {work:.2f} ×, bytes moved {moved:.2f} × ({names})")]
     for gpu in GPUS.values():
         if gpu.name == run.device == than.device:
-            least = [f"{1000 * _least_seconds(each, gpu):.3g} ms" for each in (run, than)]
+            least = [_duration(_least_seconds(each, gpu)) for each in (run, than)]
             text = f"a step takes at least {' over '.join(least)}, unless a kernel skips work"
+            if "fp32" in (_precision(run), _precision(than)):
+                text += "; FP32 without TF32, PyTorch's default"
             rows.append(("Bound", f"{text}: no verdict"))
     return rows
 
 
 def _least_seconds(run: Run, gpu: Gpu) -> float:
-    precision = str(run.parameters.get("precision", "bf16"))
-    return least_seconds(gpu, {precision: run.flops}, run.moved_bytes)
+    return least_seconds(gpu, {_precision(run): run.flops}, run.moved_bytes)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _precision(run: Run) -> str:
+    return str(run.parameters.get("precision", "bf16"))
 
 
 def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:

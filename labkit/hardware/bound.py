@@ -1,7 +1,9 @@
 """The least time that a GPU needs for counted work: a roofline (Williams, Waterman and Patterson,
 "Roofline", CACM 52(4), 2009), and the link to the host on top. Standard library only.
 
-Limits: vendors' peak rates, which no program reaches, so this is a bound and never a time.
+Limits: vendors' peak rates, which no program reaches, so this is a bound and never a time. FP32
+counts without TF32, as PyTorch multiplies matrices unless told otherwise; with TF32, which cuDNN's
+convolutions may use by default, a step can take less.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,10 @@ def least_seconds(
 
 def _rate(gpu: Gpu, precision: str) -> float | None:
     """Return the operations per second that ``gpu`` reaches at most; None if none is published."""
-    tflops = gpu.fp16_tflops if precision.endswith("fp16") else gpu.bf16_tflops or gpu.fp16_tflops
-    if tflops and precision == "fp32":
-        tflops /= 2  # TF32's; plain float32 is slower still
+    if precision == "fp32":
+        tflops = gpu.fp32_tflops
+    elif precision.endswith("fp16"):
+        tflops = gpu.fp16_tflops
+    else:
+        tflops = gpu.bf16_tflops or gpu.fp16_tflops
     return tflops * 1e12 if tflops else None

@@ -35,8 +35,9 @@ class Gpu:
         memory_gb: capacity as the vendor prints it, in GB.
         usable_bytes: total capacity as CUDA reports it (``capacity_source``).
         bandwidth_gb_per_s: memory bandwidth, GB (10**9 bytes) per second.
-        fp16_tflops: dense FP16 tensor rate, 10**12 operations per second, a multiply-add
-            counted as two; None where the vendor publishes none.
+        fp32_tflops: rate in full FP32, 10**12 operations per second, a multiply-add counted as
+            two; None where the vendor publishes none. TF32, which is faster, has no rate here.
+        fp16_tflops: the same for dense FP16 on tensor cores.
         bf16_tflops: the same for bfloat16; None without native bfloat16 too.
         memory_type: ``"GDDR6"``, ``"HBM3"`` and so on.
         bf16_native: whether the hardware computes in bfloat16.
@@ -54,6 +55,7 @@ class Gpu:
     memory_gb: float
     usable_bytes: int
     bandwidth_gb_per_s: float
+    fp32_tflops: float | None = None
     fp16_tflops: float | None = None
     bf16_tflops: float | None = None
     memory_type: str

@@ -9,7 +9,7 @@ equals the one with the lowest bound on its seconds per token: the bound of the 
 bytes that cross the host's link. Source: https://doi.org/10.1145/1498765.1498785.
 
 Limits: the bound is no time: no kernel reaches peak rates, and caches may spare memory traffic.
-Float32 products count at half the 16-bit rate, as TF32's. Several GPUs are equal and in one
+FP32 counts without TF32, as PyTorch computes it by default. Several GPUs are equal and in one
 machine; the bound leaves their exchange out.
 """
 

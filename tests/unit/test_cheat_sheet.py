@@ -77,7 +77,7 @@ def test_figures_are_those_of_an_estimate(sheet):
 
 def test_the_bound_is_arithmetic_or_traffic_and_the_link(sheet):
     plain, gpu = sheet.plain, TINY.simulated_gpu
-    arithmetic = plain.run.flops / (gpu.bf16_tflops * 1e12 / 2)
+    arithmetic = plain.run.flops / (gpu.fp32_tflops * 1e12)
     traffic = plain.run.moved_bytes / (gpu.bandwidth_gb_per_s * 1e9)
     assert plain.seconds == pytest.approx(max(arithmetic, traffic))
     crossing = 2 * 4 * figures._shapes(TINY.model).parameters / 31.5e9

@@ -138,9 +138,9 @@ def functions(source):
         ("10", "script_all"),
         ("11", "Block"),
         ("11", "train_blocks"),
+        ("14", "heavy"),
         ("17", "roomy"),
         ("18", "roomy"),
-        ("21", "hungry"),
     ],
 )
 def test_the_notebook_shows_the_reference(lesson, name):

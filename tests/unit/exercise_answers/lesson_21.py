@@ -1,90 +1,83 @@
 """Answers to lesson 21's exercises."""
 
 import numpy as np
+from exercise_answers.changed import changed
 
-from labkit.exercises.lesson_21 import Thrifty, batches, hungry
-
-
-def longest_first(lengths, most_tokens):
-    """Fills a batch from the longest text on, which sets its rectangle at once."""
-    found = []
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        if found and (len(found[-1]) + 1) * lengths[found[-1][0]] <= most_tokens:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return found
+from labkit.exercises.lesson_21 import batches, most_positions
 
 
-def as_arrays(lengths, most_tokens):
-    return [np.array(batch) for batch in batches(lengths, most_tokens)]
-
-
-def without_padding(lengths, most_tokens):
-    found, tokens = [[]], 0
+def shortest_first(lengths, budget_bytes, fixed, linear, square):
+    """Fills a batch from the shortest text on: the newest sets what a row takes."""
+    found, batch = [], []
     for number in np.argsort(lengths):
-        if tokens + lengths[number] > most_tokens:
-            found, tokens = [*found, []], 0
+        row_bytes = linear * lengths[number] + square * lengths[number] ** 2
+        if batch and fixed + (len(batch) + 1) * row_bytes > budget_bytes:
+            found, batch = [*found, batch], []
+        batch = [*batch, number]
+    return [*found, np.array(batch)]
+
+
+def in_tokens(lengths, budget_bytes, fixed, linear, square):
+    """The lesson's limit in tokens, chosen so that the longest texts fit."""
+    most_tokens = (budget_bytes - fixed) / (linear + square * max(lengths))
+    return batches(lengths, most_tokens, 0, 1, 0)
+
+
+def without_padding(lengths, budget_bytes, fixed, linear, square):
+    found, taken = [[]], fixed
+    for number in np.argsort(lengths):
+        row_bytes = linear * lengths[number] + square * lengths[number] ** 2
+        if taken + row_bytes > budget_bytes:
+            found, taken = [*found, []], fixed
         found[-1].append(int(number))
-        tokens += lengths[number]
+        taken += row_bytes
     return found
 
 
-def unsorted(lengths, most_tokens):
+def unsorted(lengths, budget_bytes, fixed, linear, square):
     found = [[]]
     for number in range(len(lengths)):
         rows = [*found[-1], number]
-        if len(rows) * max(lengths[row] for row in rows) > most_tokens:
+        longest = max(lengths[row] for row in rows)
+        if fixed + len(rows) * (linear * longest + square * longest**2) > budget_bytes:
             found.append([])
         found[-1].append(number)
     return found
 
 
-def one_each(lengths, most_tokens):
+def one_each(lengths, *model):
     return [[number] for number in range(len(lengths))]
 
 
-def last_one_lost(lengths, most_tokens):
-    return batches(lengths, most_tokens)[:-1]
+def last_one_lost(lengths, *model):
+    return batches(lengths, *model)[:-1]
 
 
-def lengths_themselves(lengths, most_tokens):
-    return [[lengths[number] for number in batch] for batch in batches(lengths, most_tokens)]
+def lengths_themselves(lengths, *model):
+    return [[lengths[number] for number in batch] for batch in batches(lengths, *model)]
 
 
-class Mapped(Thrifty):
-    """Opens the file for every row."""
-
-    def __getitem__(self, row):
-        ids = np.memmap(self.path, np.uint16, "r").reshape(-1, 4096)
-        return ids[row].astype(np.int64)
+def in_proportion(first, second, budget_bytes):
+    return budget_bytes * first[0] // first[1]
 
 
-class KeepsTheMap(Thrifty):
-    """Opens the file once and keeps it: light here, heavy on the way to a worker."""
-
-    ids = None
-
-    def __getitem__(self, row):
-        if self.ids is None:
-            self.ids = np.memmap(self.path, np.uint16, "r").reshape(-1, 4096)
-        return self.ids[row].astype(np.int64)
-
-
-class WrongOffset(Thrifty):
-    def __getitem__(self, row):
-        return np.fromfile(self.path, np.uint16, 4096, offset=4096 * row).astype(np.int64)
-
-
-RIGHT = [("21-1", longest_first), ("21-1", as_arrays), ("21-2", Mapped)]
+RIGHT = [("21-2", shortest_first)]
 MISTAKES = [
-    ("21-1", without_padding, "Every row is as long as the longest"),
-    ("21-1", unsorted, "Put texts of similar length together"),
-    ("21-1", one_each, "Fill them to the limit"),
-    ("21-1", last_one_lost, "must be there once"),
-    ("21-1", lengths_themselves, "must be there once"),
-    ("21-1", lambda lengths, most: [*batches(lengths, most), []], "one of the batches is empty"),
-    ("21-2", hungry, "held for a file of 8.00 MiB"),
-    ("21-2", KeepsTheMap, "travels as its *contents*"),
-    ("21-2", WrongOffset, "is not the one in the file"),
+    ("21-1", in_proportion, "Not all of the peak grows"),
+    ("21-1", changed(most_positions, ("budget_bytes - fixed", "budget_bytes")), "need a part"),
+    ("21-1", changed(most_positions, ("budget_bytes - fixed", "budget_bytes - peak")), "*beside*"),
+    ("21-1", changed(most_positions, ("math.floor", "math.ceil")), "which way do you round"),
+    ("21-2", in_tokens, "Fill them to the budget"),
+    ("21-2", changed(batches, ("fixed + (len", "(len")), "Is every term there"),
+    ("21-2", changed(batches, (" + square * longest**2", "")), "Is every term there"),
+    ("21-2", without_padding, "Is every term there"),
+    ("21-2", unsorted, "Put texts of similar length together"),
+    ("21-2", one_each, "Fill them to the budget"),
+    ("21-2", last_one_lost, "must be there once"),
+    ("21-2", lengths_themselves, "must be there once"),
+    (
+        "21-2",
+        lambda lengths, *model: [*batches(lengths, *model), []],
+        "one of the batches is empty",
+    ),
 ]

@@ -22,6 +22,11 @@ class InputError(ValueError):
     """A value we were given cannot be used. The message says which, and what would do."""
 
 
+def as_printed(found: Any, printer: Any, cycle: bool) -> None:
+    """Show it in a notebook as `print` writes it: a dataclass's ``_repr_pretty_``."""
+    printer.text(str(found))
+
+
 def format_bytes(nbytes: int | float) -> str:
     """Return ``nbytes`` with a binary unit: ``"1.50 GiB"``, ``"212 MiB"``, ``"512 B"``.
 

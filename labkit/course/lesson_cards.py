@@ -12,8 +12,9 @@ from labkit.hardware.catalogue import GPUS, Gpu
 from labkit.hardware.this_machine import Machine
 from labkit.runs import Run
 from labkit.show.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
+from labkit.show.tables import run_labels, seconds_text, sources
 from labkit.support import html_pages
-from labkit.support.html_table import Rich
+from labkit.support.html_table import MISSING, Rich, grid
 from labkit.values import format_bytes
 
 NO_RECORD = "No GPU has recorded this claim yet."
@@ -97,7 +98,7 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
     rows = [("Counted", f"work {work:.2f} ×, bytes moved {moved:.2f} × ({names})")]
     for gpu in GPUS.values():
         if gpu.name == run.device == than.device:
-            least = [_duration(_least_seconds(each, gpu)) for each in (run, than)]
+            least = [seconds_text(_least_seconds(each, gpu)) for each in (run, than)]
             text = f"a step takes at least {' over '.join(least)}, unless a kernel skips work"
             if "fp32" in (_precision(run), _precision(than)):
                 text += "; FP32 without TF32, PyTorch's default"
@@ -109,12 +110,25 @@ def _least_seconds(run: Run, gpu: Gpu) -> float:
     return least_seconds(gpu, {_precision(run): run.flops}, run.moved_bytes)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
 def _precision(run: Run) -> str:
     return str(run.parameters.get("precision", "bf16"))
+
+
+def recorded_peaks(found: Sequence[Result]) -> Rich:
+    """Return a table of what several GPUs recorded: a row for each run, a column for each GPU."""
+    peaks: dict[str, dict[str, str]] = {}
+    for result in found:
+        for name in dict.fromkeys(run.name for run in result.runs):
+            alike = [run for run in result.runs if run.name == name]
+            for label, run in zip(run_labels(alike), alike, strict=True):
+                text = "out of memory" if run.oom else format_bytes(run.peak_bytes)
+                if run.mode == "measured" and run.step_seconds:
+                    text += f", {seconds_text(run.seconds_per_step)} a step"
+                row = label if label.startswith(name) else f"{name}, {label}"
+                peaks.setdefault(row, {})[run.label] = text
+    places = sources(run for result in found for run in result.runs)
+    rows = [[name, *(row.get(place, MISSING) for place in places)] for name, row in peaks.items()]
+    return grid(["run", *places], rows, caption="Peak memory.")
 
 
 def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:

@@ -97,11 +97,12 @@ class Result:
 
     def __str__(self) -> str:
         peaks = [run.peak_bytes for run in self.runs]
-        span = f"peaks {format_bytes(min(peaks))} to {format_bytes(max(peaks))}" if peaks else ""
+        ends = dict.fromkeys(map(format_bytes, (min(peaks), max(peaks)) if peaks else ()))
+        span = f"peak{'s' * (len(ends) > 1)} {' to '.join(ends)}" if ends else ""
         judged = ", ".join(f"{j['id']}: {j['verdict']}" for j in self.judgements)
+        runs = f"{len(peaks)} run{'s' * (len(peaks) != 1)}"
         return (
-            f"Lesson {self.lesson}: {len(self.runs)} runs on {self.where}, {span}. "
-            f"Verdicts: {judged or 'none'}."
+            f"Lesson {self.lesson}: {runs} on {self.where}, {span}. Verdicts: {judged or 'none'}."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The lesson that this kernel is running: ``lab.start`` begins it, ``lab.result`` ends it."""
 
-import math
+import logging
 import os
 import sys
 import time
@@ -20,12 +20,9 @@ from labkit.course.results import RESULT_MIME, Result, lesson_number, plain
 from labkit.course.verdicts import Judgement, judge
 from labkit.hardware import this_machine
 from labkit.runs import Run
-from labkit.show import cards, tables
+from labkit.show import cards
 from labkit.support.scratch import TemporaryFolder
 from labkit.values import InputError
-
-#: Up to this difference, `recorded` says a peak once for several GPUs.
-SAME_ANSWER = 0.05
 
 
 class ExpectationFailed(AssertionError):  # noqa: N818 (a sentence, not a category)
@@ -153,6 +150,7 @@ def start(lesson: str | int) -> this_machine.Machine:
     without_card.clear()
     if not current.machine.can_measure:  # or DeepSpeed warns of a missing GPU when it is imported
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it recommends a package
     if "OMP_NUM_THREADS" not in os.environ:
         # Threads that wait for each other spin: where a browser takes the core of one, small steps
         # become many times slower. `labkit run` sets OMP_WAIT_POLICY, which must be set earlier.
@@ -196,33 +194,18 @@ def recorded(lesson: str | int | None = None) -> None:
             _show_recorded(chosen, phantom)
 
 
-def _show_recorded(found: list[Result], phantom: bool) -> None:
-    """Show what several GPUs recorded: what they are, then their runs in one table."""
-    title, endings = "Recorded on real GPUs", []
+def _show_recorded(found: Sequence[Result], phantom: bool) -> None:
+    """Show what several GPUs recorded: what they are, then the peaks of their runs."""
+    title, ending = "Recorded on real GPUs", ""
     if phantom:
         title = "Recorded on phantom GPUs"
-        endings = ["The bytes are those of PyTorch's own allocator; the GPUs are not there."]
-    if len(found) > 1:
-        endings.append(f"A peak that another GPU gave within {SAME_ANSWER:.0%} is shown once.")
+        ending = "The bytes are those of PyTorch's own allocator; the GPUs are not there."
     lines = [
         f"{result.machine['name']}, {result.date[:10]}, {results.versions_text(result.machine)}."
         for result in found
     ]
-    cards.message_card("\n".join([*lines, *endings]), title=title)
-    runs: list[Run] = []
-    for run in [run for result in found for run in result.runs]:
-        if not any(_same_answer(run, shown) for shown in runs):
-            runs.append(run)
-    tables.table(runs, labels=[run.name for run in runs])
-
-
-def _same_answer(run: Run, other: Run) -> bool:
-    """Tell whether two GPUs gave the same for one experiment, so that one row says it."""
-    return (
-        run.name == other.name
-        and run.parameters == other.parameters
-        and math.isclose(run.peak_bytes, other.peak_bytes, rel_tol=SAME_ANSWER)
-    )
+    cards.message_card("\n".join([*lines, ending]).strip(), title=title)
+    display(lesson_cards.recorded_peaks(found))
 
 
 def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:

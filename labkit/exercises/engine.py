@@ -16,12 +16,15 @@ Limits: the learner's code runs in this process, without a time limit.
 import copy
 import importlib
 import inspect
+import symtable
+import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from labkit.exercises.checks import Correct, NotAttempted
@@ -90,9 +93,11 @@ class Exercise:
         message_card(self.hints[self._hints_shown - 1], title=title, tone="hint")
 
     def solution(self) -> None:
-        """Show one way to do it, as source."""
+        """Show one way to do it, as source, with the imports that the notebook still lacks."""
         source = textwrap.dedent(inspect.getsource(self._solution)).strip()
-        message_card("One way to do it:", title="solution", tone="good", code=source)
+        lines = "\n".join(_imports(source, sys.modules[self._solution.__module__]))
+        code = f"{lines}\n\n\n{source}" if lines else source
+        message_card("One way to do it:", title="solution", tone="good", code=code)
 
     def _outcome(self, answer: Any) -> Outcome:
         try:
@@ -153,6 +158,30 @@ def of_lesson(lesson: str) -> list[str]:
     """Return the ids of all exercises of lesson ``"06"``."""
     importlib.import_module(f"labkit.exercises.lesson_{lesson}")
     return sorted(id for id in _EXERCISES if id.startswith(lesson))
+
+
+# --- what a solution needs ---------------------------------------------------------------------
+
+
+def _imports(source: str, module: ModuleType) -> Iterator[str]:
+    """Yield an import for each name of its module that the source needs and the notebook lacks."""
+    from IPython import get_ipython
+
+    there = getattr(get_ipython(), "user_ns", {})
+    tables = [symtable.symtable(source, "solution", "exec")]
+    own = set(tables[0].get_identifiers())
+    names = set()
+    while tables:
+        table = tables.pop()
+        names.update(each.get_name() for each in table.get_symbols() if each.is_global())
+        tables += table.get_children()
+    for name in sorted(names & vars(module).keys() - own - there.keys()):
+        value = vars(module)[name]
+        if inspect.ismodule(value):
+            yield f"import {value.__name__} as {name}".removesuffix(f" as {value.__name__}")
+        else:
+            home = sys.modules.get(getattr(value, "__module__", None), module)
+            yield f"from {(home if hasattr(home, name) else module).__name__} import {name}"
 
 
 # --- what to say when the learner's code raises ------------------------------------------------

@@ -27,7 +27,7 @@ from labkit.plan.own_advice import OwnAdvice, advise_own
 from labkit.plan.recipe import MOST_SEQUENCE
 from labkit.plan.search import GROUPS, Option, Room, Search, bound_text
 from labkit.plan.user_code import own_experiment
-from labkit.values import InputError, format_bytes, one_of, positive_int, table_lines
+from labkit.values import InputError, as_printed, format_bytes, one_of, positive_int, table_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -133,6 +133,8 @@ class Advice:
             "best": {group: places[option.recipe] for group, option in self.best.items()},
             "frontier": [places[option.recipe] for option in self.frontier],
         }
+
+    _repr_pretty_ = as_printed
 
     def __str__(self) -> str:
         """Write the best of each group, then all that is worth choosing from."""

@@ -29,7 +29,7 @@ from labkit.plan.user_code import own_experiment
 from labkit.runs import Run
 from labkit.simulation import Log, run_of, simulated_log
 from labkit.trace import Category, Trace
-from labkit.values import InputError, format_bytes, positive_int
+from labkit.values import InputError, as_printed, format_bytes, positive_int
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -126,6 +126,8 @@ class Estimate:
             "exact": self.exact,
             "seconds_to_estimate": round(self.seconds_to_estimate, 3),
         }
+
+    _repr_pretty_ = as_printed
 
     def __str__(self) -> str:
         """Write the verdict first, then what it rests on."""

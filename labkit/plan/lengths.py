@@ -24,7 +24,7 @@ from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config
 from labkit.plan.estimate import assumed_gpu, recipe_log
 from labkit.plan.recipe import MOST_SEQUENCE, Recipe
-from labkit.values import InputError, format_bytes, positive_int, shown
+from labkit.values import InputError, as_printed, format_bytes, positive_int, shown
 
 MOST_STEPS = 10_000
 SIGMA = 0.5  # of the logarithm, where only the mean is given
@@ -71,6 +71,8 @@ class OverLengths:
                 for name, way in self.ways.items()
             },
         }
+
+    _repr_pretty_ = as_printed
 
     def __str__(self) -> str:
         """Write the verdict first, then a column for each way."""

@@ -20,7 +20,7 @@ from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
 from labkit.plan.estimate import Estimate, estimate
 from labkit.plan.search import Room, bound_text, next_batch
-from labkit.values import PRECISIONS, InputError, format_bytes, table_lines
+from labkit.values import PRECISIONS, InputError, as_printed, format_bytes, table_lines
 
 TRIED = ("batch_size", "precision", "checkpointing", "chunked_loss", "optimizer_in_backward")
 
@@ -62,6 +62,8 @@ class OwnAdvice:
             ],
             "refused": self.refused,
         }
+
+    _repr_pretty_ = as_printed
 
     def __str__(self) -> str:
         """Write everything that was simulated as a table."""

@@ -19,6 +19,8 @@ from labkit.support.html_table import MISSING, Rich, grid
 from labkit.trace import Category
 from labkit.values import InputError, format_bytes, shown
 
+MOST_COLUMNS = 11  # that fit into a notebook on a small screen
+
 
 def finite_number(value: Any, what: str) -> float:
     """Return a number as a float.
@@ -47,8 +49,16 @@ def as_runs(runs: Run | Iterable[Run]) -> list[Run]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the parameters that are not the same in all runs, in the order they first appear."""
-    names = dict.fromkeys(name for run in runs for name in run.parameters)
+    """Return the parameters that are not the same in all runs, in the order they first appear.
+
+    Paths are left out: where a run kept a file says nothing of it.
+    """
+    names = dict.fromkeys(
+        name
+        for run in runs
+        for name, value in run.parameters.items()
+        if not str(value).startswith("/")
+    )
     return [name for name in names if len({repr(run.parameters.get(name)) for run in runs}) > 1]
 
 
@@ -149,18 +159,20 @@ def build_table(
     """Return what ``table`` shows, with ``labels`` and ``against`` as in ``bars``."""
     runs = as_runs(runs)
     names = run_labels(runs, labels)
-    columns = [("run", names)]
+    places = sources(runs)
+    told = [f"{name}, {run.label}" for name, run in zip(names, runs, strict=True)]
+    columns = [("run", told if len(places) > 1 else names)]
     if names == [run.name for run in runs]:
         for name in differing(runs):
             columns.append((name, [_value(run.parameters.get(name, MISSING)) for run in runs]))
     text_columns = set(range(len(columns)))
     columns.append(("peak", [_peak(run) for run in runs]))
-    if against is not None:
+    if against is not None and not against.oom:
         peaks = [None if run.oom else run.peak_bytes for run in runs]
         columns.append(("change", _cells(peaks, lambda n: change_text(n, against.peak_bytes))))
     parts = [held(run) for run in runs]
     for category in Category:
-        if any(category in part for part in parts):
+        if any(1000 * part.get(category, 0) >= sum(part.values()) > 0 for part in parts):
             cells = [format_bytes(part.get(category, 0)) for part in parts]
             columns.append((str(category), cells))
     # A simulation continues past the GPU's end: what it would reserve there says nothing.
@@ -172,16 +184,15 @@ def build_table(
     ):
         if any(value is not None for value in values):
             columns.append((heading, _cells(values, write)))
-    places = sources(runs)
-    if len(places) > 1:
-        text_columns.add(len(columns))
-        columns.append(("source", [run.label for run in runs]))
+    if len(columns) > MOST_COLUMNS:  # names tell the runs apart without their settings
+        del columns[1 : len(text_columns)]
+        text_columns = {0}
     caption = "Peak memory and what it is made of"
     if any(run.oom for run in runs):
         caption += " (where a run ran out of memory: at the failure)"
     headings, cells = zip(*columns, strict=True)
     rows = list(zip(*cells, strict=True))
-    if len(places) <= 2:  # of more, the last column says enough
+    if len(places) <= 2:  # of more, the first column says enough
         caption += f"; {' and '.join(places)}"
     return grid(headings, rows, caption=f"{caption}.", text_columns=text_columns)
 

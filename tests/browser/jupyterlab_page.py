@@ -8,6 +8,7 @@ Limits: knows JupyterLab 4.6 by its class names.
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ from typing import Any
 import browsing
 from browsing import PATIENCE_SECONDS
 
+BADGES = (  # of a lesson's title: the only pictures that it takes from elsewhere
+    "https://colab.research.google.com/assets/colab-badge.svg",
+    "https://mybinder.org/badge_logo.svg",
+)
 # Without a kernel the indicator says "idle" as well, and what is run is dropped without a word.
 IDLE = """() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'
     && ![...document.querySelectorAll('.jp-KernelName')].some(e => e.innerText === 'No Kernel')
@@ -46,6 +51,21 @@ def jupyterlab(folder: Path, notebook: Path) -> Iterator[str]:
         yield f"{server}lab/tree/{notebook.name}{browsing.token(folder / 'log')}"
 
 
+@contextlib.contextmanager
+def lesson_run(browser: Any, folder: Path, lesson: Path) -> Iterator["LabPage"]:
+    """A copy of the lesson below ``folder``, open in JupyterLab, all of its cells run."""
+    copy = folder / "notebooks" / lesson.name
+    copy.parent.mkdir()
+    shutil.copy(lesson, copy)
+    with jupyterlab(folder, copy) as address, browsing.watched(browser, pictures=BADGES) as page:
+        page.goto(address)
+        page.wait_for_selector(".jp-Notebook .jp-Cell")
+        opened = LabPage(page, copy)
+        opened.wait()
+        opened.run_all()
+        yield opened
+
+
 class LabPage:
     """One notebook, open in JupyterLab.
 
@@ -63,7 +83,7 @@ class LabPage:
 
         def whole() -> dict[str, Any] | None:
             try:
-                return json.loads(self.notebook.read_text(encoding="utf-8"))
+                return json.loads(self.text())
             except json.JSONDecodeError:
                 return None
 
@@ -75,11 +95,15 @@ class LabPage:
             self.page.get_by_role("menuitem", name=name, exact=True).click()
 
     def run_all(self) -> None:
-        """Run all cells of a notebook that has not run, and save."""
+        """Run all cells of a notebook that has not run, up to the first error, and save."""
         self.menu("Run", "Run All Cells")
         self.wait()
         self.page.keyboard.press("Control+s")
-        self.until(lambda: min(self.counts()) > 0)
+        self.until(lambda: min(self.counts()) > 0 or '"output_type": "error"' in self.text())
+
+    def text(self) -> str:
+        """The notebook's file."""
+        return self.notebook.read_text(encoding="utf-8")
 
     def counts(self) -> list[int]:
         """How many cells the kernel had run with each code cell, as saved; 0 for none."""
@@ -124,14 +148,15 @@ class LabPage:
             before = box
         raise AssertionError(f"{element} does not come to rest")
 
-    def rewrite(self, id: str, old: str, new: str) -> Any:
-        """Replace text in a cell by typing over it, run it with the keyboard; the cell."""
-        cell = self.cell(id)
-        source = "".join(self.saved()["cells"][self.ids.index(id)]["source"])
-        assert old in source, f"{old!r} is not in cell {id}"
-        cell.locator(".cm-content").click()
+    def source(self, id: str) -> str:
+        """What the cell holds, as saved."""
+        return "".join(self.saved()["cells"][self.ids.index(id)]["source"])
+
+    def rewrite(self, id: str, source: str) -> Any:
+        """Type over a cell and run it with the keyboard; the cell."""
+        self.cell(id).locator(".cm-content").click()
         self.page.keyboard.press("Control+a")
-        self.page.keyboard.insert_text(source.replace(old, new))
+        self.page.keyboard.insert_text(source)
         self.page.keyboard.press("Control+Enter")
         self.wait()
         return self.cell(id)
@@ -143,3 +168,59 @@ class LabPage:
         self.page.keyboard.press("Control+Enter")
         self.wait()
         return self.cell(id)
+
+
+class Explorer:
+    """What a person sees of an explorer, and does with it.
+
+    Args:
+        lesson: the page, its cells run.
+        id: of the explorer's cell.
+    """
+
+    def __init__(self, lesson: LabPage, id: str) -> None:
+        self.lesson, self.page, self.cell = lesson, lesson.page, lesson.cell(id)
+        self.controls = self.cell.locator(".widget-slider, .widget-dropdown").all()
+        self.status = self.cell.locator("[role=status], [role=alert]")
+
+    def answer(self) -> tuple[str, float]:
+        """Click Run; what is said about the setting, and how long it took."""
+        self.lesson.wait()  # as a person does: ipykernel 7.4 may handle a click before the choice
+        before, began = self.status.inner_text(), time.monotonic()
+        self.cell.locator("button.widget-button", has_text="Run").click()
+
+        def said() -> str | None:
+            text = self.status.inner_text()
+            return None if text == before or text.startswith("Running") else text
+
+        return self.lesson.until(said), time.monotonic() - began
+
+    def turn(self, control: Any, number: int) -> bool:
+        """Choose a control's value by its place; False if it has no such place."""
+        select = control.locator("select")
+        if select.count():
+            if number >= select.locator("option").count():
+                return False
+            select.select_option(index=number)
+            return True
+        control.locator(".noUi-handle").focus()
+        self.page.keyboard.press("Home")
+        read = control.locator(".widget-readout")
+        before = None
+        for _ in range(number):
+            before = read.inner_text()
+            self.page.keyboard.press("ArrowRight")
+        return before != read.inner_text()
+
+    def place(self, control: Any) -> int:
+        """Which of its values a control shows."""
+        select = control.locator("select")
+        if select.count():
+            return select.evaluate("e => e.selectedIndex")
+        read = control.locator(".widget-readout")
+        shown, number = read.inner_text(), 0
+        self.turn(control, 0)
+        while read.inner_text() != shown:
+            number += 1
+            self.page.keyboard.press("ArrowRight")
+        return number

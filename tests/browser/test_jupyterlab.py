@@ -4,21 +4,15 @@ The tests go through the lesson in a learner's order, on one page and one kernel
 the notebook so that the next can begin.
 """
 
-import shutil
-
 import browsing
 import pytest
 from browsing import NARROW, WIDE, shot
-from jupyterlab_page import LabPage, jupyterlab
+from jupyterlab_page import Explorer, lesson_run
 
 pytestmark = pytest.mark.browser
 
-LESSON = "00_start_here.ipynb"
-BADGES = (  # of a lesson's title: the only pictures that it takes from elsewhere
-    "https://colab.research.google.com/assets/colab-badge.svg",
-    "https://mybinder.org/badge_logo.svg",
-)
 EXPLORER, PREDICTION = "00-explore-2", "00-predict-2"
+BATCH_SIZES = [1, 2, 4, 8, 16, 32]  # of the explorer
 WIDGETS = ".jupyter-widgets button, .jupyter-widgets input, .jupyter-widgets select, .noUi-handle"
 NOT_OURS = [".noUi-handle"]  # a slider's: ipywidgets gives it no name; its label stands beside it
 # The only way in which ipywidgets 7 and 8 name a field that has no label of theirs beside it; the
@@ -27,27 +21,11 @@ NOT_OUR_RULES = ["label-title-only"]
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """Where JupyterLab shows a copy of the lesson, with its token; and the copy's path."""
-    folder = tmp_path_factory.mktemp("lab")
-    copy = folder / "notebooks" / LESSON
-    copy.parent.mkdir()
-    shutil.copy(browsing.ROOT / "notebooks" / LESSON, copy)
-    with jupyterlab(folder, copy) as address:
-        yield address, copy
-
-
-@pytest.fixture(scope="module")
-def lesson_page(browser, address):
+def lesson_page(browser, tmp_path_factory):
     """Lesson 00 in JupyterLab, all of its cells run on this page."""
-    url, copy = address
-    with browsing.watched(browser, pictures=BADGES) as page:
-        page.goto(url)
-        page.wait_for_selector(".jp-Notebook .jp-Cell")
-        lesson = LabPage(page, copy)
-        lesson.wait()
-        lesson.run_all()
-        yield lesson
+    lesson = browsing.ROOT / "notebooks" / "00_start_here.ipynb"
+    with lesson_run(browser, tmp_path_factory.mktemp("lab"), lesson) as page:
+        yield page
 
 
 def test_all_cells_run_without_an_error(lesson_page):
@@ -97,32 +75,16 @@ def setting(cell):
     )
 
 
-def slide(lesson_page, cell, batch_size):
-    """Move the slider to a value with the arrow keys."""
-    cell.locator(".noUi-handle").focus()
-    lesson_page.page.keyboard.press("Home")
-    while int(setting(cell)[0]) < batch_size:
-        lesson_page.page.keyboard.press("ArrowRight")
-    assert setting(cell)[0] == str(batch_size)
-
-
 def explored(lesson_page, batch_size, precision):
     """Run a setting by pointing and clicking; what is said, and the sources of the figures."""
-    cell = lesson_page.cell(EXPLORER)
-    slide(lesson_page, cell, batch_size)
-    cell.locator(".widget-dropdown select").select_option(label=precision)
-    lesson_page.wait()  # as a person does: ipykernel 7.4 may handle a click before the choice
-    status = cell.locator("[role=status], [role=alert]")
-    before = status.inner_text()
-    cell.locator("button.widget-button", has_text="Run").click()
-
-    def answer():
-        said = status.inner_text()
-        return said if said != before and not said.startswith("Running") else None
-
-    said = lesson_page.until(answer)
+    explorer = Explorer(lesson_page, EXPLORER)
+    cell, (slider, menu) = explorer.cell, explorer.controls
+    explorer.turn(slider, BATCH_SIZES.index(batch_size))
+    menu.locator("select").select_option(label=precision)
+    assert setting(cell) == (str(batch_size), precision)
+    said, _ = explorer.answer()
     lesson_page.wait()
-    lesson_page.bring(cell.locator(".widget-slider"))
+    lesson_page.bring(slider)
     shot(lesson_page.page, f"lab-explorer-{batch_size}-{precision}")
     images = cell.locator("img").all()
     assert all(image.evaluate("e => e.complete && e.naturalWidth") for image in images)
@@ -148,12 +110,12 @@ def test_the_explorer_answers_survives_an_out_of_memory_error_and_answers_again(
 
 
 def test_an_error_in_a_cell_is_shown_and_the_exercise_is_judged_after_it(lesson_page):
-    saved = "answer = ...\n\nexercise = lab"
-    wrong = f"lab.run(train, gpu='t4', no_such=1)\n{saved}"
-    cell = lesson_page.rewrite("00-exercise-2", saved, wrong)
+    stub = lesson_page.source("00-exercise-2")
+    cell = lesson_page.rewrite("00-exercise-2", f"lab.run(train, gpu='t4', no_such=1)\n{stub}")
     assert "InputError: unknown argument of train 'no_such'" in cell.inner_text()
     assert "Traceback" in cell.inner_text()
-    cell = lesson_page.rewrite("00-exercise-2", "...", "32 * 256 * 49152 * 4 / 1024**2")
+    right = stub.replace("...", "32 * 256 * 49152 * 4 / 1024**2")
+    cell = lesson_page.rewrite("00-exercise-2", right)
     card = cell.locator(".jp-OutputArea-output").inner_text()
     assert "correct" in card
     assert "live at the peak" in card
@@ -162,8 +124,9 @@ def test_an_error_in_a_cell_is_shown_and_the_exercise_is_judged_after_it(lesson_
 
 def test_the_widgets_work_without_a_mouse(lesson_page):
     page, keyboard = lesson_page.page, lesson_page.page.keyboard
-    cell = lesson_page.cell(EXPLORER)
-    slide(lesson_page, cell, 8)
+    explorer = Explorer(lesson_page, EXPLORER)
+    cell = explorer.cell
+    explorer.turn(explorer.controls[0], BATCH_SIZES.index(8))
     keyboard.press("Tab")  # the number beside the slider, which can be typed over
     keyboard.press("Tab")
     keyboard.press("Home")
@@ -172,7 +135,7 @@ def test_the_widgets_work_without_a_mouse(lesson_page):
     assert setting(cell) == ("8", "amp-bf16")
     keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "BUTTON"
-    lesson_page.wait()  # as above
+    lesson_page.wait()  # as a person does: see Explorer.answer
     keyboard.press("Enter")
     said = "batch_size 8, precision amp-bf16: peak"
     cell.locator("[role=status]", has_text=said).wait_for()

@@ -10,6 +10,7 @@ from bs4 import BeautifulSoup
 from fake_runs import fake_run
 from IPython.testing.globalipapp import start_ipython
 from IPython.utils.capture import capture_output
+from lesson_files import MACHINE, result, run
 
 from labkit.course import claims, lesson_cards, session, verdicts
 from labkit.course.claims import Verdict
@@ -159,3 +160,28 @@ def test_in_a_notebook_it_is_displayed_once():
     assert len(captured.outputs) == 1
     assert set(captured.outputs[0].data) == {"text/html", "text/plain"}
     assert captured.outputs[0].data["text/plain"] == "[i note]\n  Hello."
+
+
+def test_the_peaks_that_gpus_recorded():
+    a100, t4 = ({"device": name, "mode": "measured"} for name in ("A100", "T4"))
+    found = [
+        result(
+            machine={**MACHINE, "name": gpu["device"]},
+            runs=(
+                run(name="plain", step_seconds=(0.5,), **gpu),
+                run(parameters={"rows": 1, "file": f"/tmp/{gpu['device']}"}, **gpu),
+                run(parameters={"rows": 8, "file": f"/tmp/{gpu['device']}"}, **gpu),
+                run(name="large"),
+            ),
+        )
+        for gpu in (a100, t4)
+    ]
+    heading, _, *rows = lesson_cards.recorded_peaks(found).text.splitlines()[1:]
+    columns = ["run", "measured on A100", "simulated for T4", "measured on T4"]
+    assert re.split("  +", heading) == columns
+    assert [re.split("  +", row) for row in rows] == [
+        ["plain", "12.0 MiB, 500 ms a step", "–", "12.0 MiB, 500 ms a step"],
+        ["baseline, rows 1", "12.0 MiB", "–", "12.0 MiB"],
+        ["baseline, rows 8", "12.0 MiB", "–", "12.0 MiB"],
+        ["large", "–", "12.0 MiB", "–"],
+    ]

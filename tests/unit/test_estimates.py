@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from IPython.lib.pretty import pretty
 from transformers import LlamaConfig
 
 import labkit as lab
@@ -54,6 +55,7 @@ def test_the_hosts_memory_is_judged_where_it_is_given():
     assert short.run.fits
     assert not short.fits
     assert "does not fit the host's memory, 1.00 MiB too much" in str(short)
+    assert pretty(short) == str(short)  # as a notebook shows it
     assert not short.to_dict()["fits"]
 
 

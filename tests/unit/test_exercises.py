@@ -373,7 +373,19 @@ def test_hints_come_one_at_a_time_and_all_are_still_to_come(capsys):
 
 def test_solution_shows_its_source(capsys):
     value_exercise().solution()
-    assert "def sixteen():\n        # Four tensors of four bytes." in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "One way to do it:\n    def sixteen():\n        # Four tensors of four bytes." in shown
+
+
+def test_solution_shows_the_imports_that_the_notebook_lacks(capsys):
+    def needy(n):
+        return [Run(n, torch.nn, sys.path, train, n) for n in range(n)]
+
+    Exercise("01-1", needy, (), call).solution()
+    imports = ["from labkit.runs import Run", "import sys", "import torch"]
+    imports += [f"from {__name__} import train", "def needy(n):"]
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert shown[2 : 2 + len(imports)] == imports
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,14 @@ def test_table_shows_only_parameters_that_differ():
     assert "seed" not in heading
 
 
+def test_a_table_that_is_too_wide_leaves_settings_to_the_names():
+    more = {"step_seconds": (1.0,), "flops": 10**9}
+    runs = [t4(n, parameters={"rows": n, "optimizer": n}, **more) for n in "ab"]
+    heading = tables.build_table(runs, against=runs[0]).text.splitlines()[1]
+    assert "rows" not in heading
+    assert "rows" in tables.build_table(runs).text.splitlines()[1]
+
+
 def test_equal_runs_can_be_distinguished():
     assert tables.run_labels([t4("a"), t4("a")]) == ["a", "a (2)"]
     runs = [t4("a", parameters={"b": 1}), t4("a", parameters={"b": 2}), t4("c", parameters={})]

@@ -6,7 +6,8 @@ an all-reduce, which is both (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
 
 Limits: headers, and the tree algorithms for small messages, are left out. Fractions of a byte are
 dropped. A broadcast and a reduction to one rank are counted evenly for all; of a ``scatter`` only
-its source sends, of a ``gather`` all but its target.
+its source sends, of a ``gather`` all but its target. What transformers computes for experts on GPUs
+before Ampere, one after the other, is not counted.
 """
 
 from collections.abc import Iterator
@@ -38,11 +39,12 @@ def _as_many_heads(query: torch.Tensor, *shared: torch.Tensor) -> list[torch.Siz
 _aten = torch.ops.aten
 #: PyTorch's own table, with what it lacks: the CPU's flash attention before 2.15 (the same two
 #: products forward and five backward as the CUDA kernel's entry), grouped heads before 2.12, and
-#: products that are added in place.
+#: products that are added in place, and experts' (each row of the first has one matrix).
 FLOP_FORMULAS = {
     **flop_registry,
     _aten.addmm_: flop_registry[_aten.addmm],
     _aten.baddbmm_: flop_registry[_aten.baddbmm],
+    _aten._grouped_mm: lambda a, b, *_, **__: 2 * a.numel() * b.shape[-1],
     _aten._scaled_dot_product_flash_attention: _attention_flops,
     _aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,

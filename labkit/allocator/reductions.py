@@ -1,19 +1,22 @@
-"""What PyTorch's CUDA kernels for sums, means and softmax take from the allocator while they run.
+"""What PyTorch's CUDA kernels for sums, means, softmax and masks take from the allocator while they
+run.
 
 A sum of many numbers into few is divided among blocks of threads. Each writes what it has into a
 buffer, and the last block to finish, which a counter tells it, adds the buffer up. Gradients of
 biases and of norms' weights are such sums. Softmax's backward multiplies gradient and result into a
-tensor of its own before it sums the rows.
+tensor of its own before it sums the rows. Scattering into a mask counts what is before each place.
 
 Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
 ``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
-``softmax_backward_cuda_out`` in ``SoftMax.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++
+``softmax_backward_cuda_out`` in ``SoftMax.cu``; ``launch_masked_scatter_kernel`` in
+``IndexKernel.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++
 Programming Guide, "Technical Specifications per Compute Capability".
 
 Limits: sums and means of floating-point tensors that 32 bits can index. NVIDIA's GPUs only.
 """
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +44,10 @@ def reduction_workspaces(
     """Return the bytes of the blocks that the operator takes besides its result: two at most."""
     if func is aten._softmax_backward_data.default and not gpu.unified:
         return (args[0].nbytes,)
+    if func is aten.masked_scatter.default and not gpu.unified:
+        return 8 * args[0].numel(), args[0].numel()
+    if func is aten.masked_scatter_backward.default and not gpu.unified:
+        return (prod(args[2]) * args[0].element_size(),)
     if func not in SUMS or gpu.multiprocessors is None:
         return ()
     tensor = args[0]

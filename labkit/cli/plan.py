@@ -166,7 +166,8 @@ def _models(_: argparse.Namespace) -> int:
 
     rows = []
     for info in sorted(MODELS.values(), key=lambda info: info.parameters):
-        layers = info.config["n_layer" if info.model_type == "gpt2" else "num_hidden_layers"]
+        text = info.config.get("text_config", info.config)
+        layers = text["n_layer" if info.model_type == "gpt2" else "num_hidden_layers"]
         rows.append((info.name, f"{info.parameters / 1e9:.3g}", str(layers), info.license))
     print_table(("Model", "Parameters, 10⁹", "Layers", "Licence"), rows)
     return 0

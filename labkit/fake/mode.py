@@ -6,8 +6,9 @@ refused as on a real GPU and what lives on the host is counted there.
 
 What CUDA would choose is chosen for it: optimizers take their ``foreach`` form with its
 temporaries, autocast follows CUDA's list of float32 operators, attention takes the kernel that the
-GPU has. Questions about values are answered where the answer changes no allocation and the
-library itself asks: no gradient overflowed, no activation is an outlier, no batch is padded.
+GPU has, and experts are multiplied in groups, which needs no values. Questions about values are
+answered where the answer changes no allocation and the library itself asks: no gradient
+overflowed, no activation is an outlier, no batch is padded, an image has its tokens.
 
 Limits: kernels' own workspaces are no tensors. ``F.mse_loss`` keeps a buffer of its inputs' size
 on real devices that fake tensors do not show.
@@ -22,6 +23,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._meta_registrations import _create_grouped_mm_output_tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn import Parameter
@@ -36,6 +38,8 @@ from labkit.fake.cuda_names import cuda_names, no_cuda
 from labkit.fake.users_code import line_of_error, refuse
 from labkit.hardware.catalogue import Gpu
 from labkit.values import InputError
+
+_GROUPED = torch.ops.aten._grouped_mm.default
 
 
 @contextmanager
@@ -66,6 +70,9 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
             # an experiment that imports the masks first would escape.
             masking = importlib.import_module("transformers.masking_utils")
             push(patch(masking, "find_packed_sequence_indices", _packs_nothing))
+            experts = importlib.import_module("transformers.integrations.moe")
+            grouped = as_cuda and (gpu.compute_capability or (9, 0)) >= (8, 0)
+            push(patch(experts, "_can_use_grouped_mm", lambda *_: grouped))
         # A learner's error is theirs to read, without the mode's own log of it above.
         push(patch(fake_tensor.log, "disabled", True))
         push(fake_bitsandbytes(as_cuda=as_cuda))
@@ -121,6 +128,8 @@ class _LibraryAnswers(TorchDispatchMode):
                     "the experiment changes a tensor that was made outside it. Build the model and "
                     "everything else inside, so that a simulation leaves your tensors alone."
                 )
+        if func is _GROUPED:  # fake tensors know it for bfloat16 alone
+            return _create_grouped_mm_output_tensor(*args, None)
         out = func(*args, **kwargs)
         if func is torch.ops.aten._to_copy.default and device is not None:
             out.fake_device = torch.device(device)  # numbers are copied without it
@@ -144,6 +153,8 @@ def _library_answer(dtype: torch.dtype) -> Any:
         if name == "torch.amp.grad_scaler":
             # found-inf is summed: none was found. Anything else it asks is a scale or a counter.
             return 0.0 if frame.f_code.co_name in ("_maybe_opt_step", "<genexpr>") else 1.0
+        if frame.f_code.co_name == "torch_compilable_check":
+            return True  # transformers asks whether there are as many placeholders as images need
         if name.startswith("torch.utils.data."):
             return 1  # a seed, or which sample is next: all have one shape, or none could be known
         if name.startswith("torch.distributed.pipelining."):
@@ -151,7 +162,7 @@ def _library_answer(dtype: torch.dtype) -> Any:
         if name.startswith("torch.optim."):
             # Numbers change no allocation; a yes or no (L-BFGS: stop now?) does: refuse it.
             return None if dtype is torch.bool else 1.0
-        if not name.startswith(("torch.", "labkit.")):
+        if not f"{name}.".startswith(("torch.", "labkit.")):
             return None
         frame = frame.f_back
     return None

@@ -5,8 +5,9 @@
         loss = model(input_ids=ids, labels=ids).loss
 
 ``models.toml`` beside this file lists the models with parameter counts and sources.
-Limits: text-only decoders. The weights are random, so memory and time are those of the real
-model, and the loss is not. transformers is imported when the first model is built, not before.
+Limits: decoders of text, some with a vision tower whose images are a fixed number of tokens. The
+weights are random, so memory and time are those of the real model, and the loss is not.
+transformers is imported when the first model is built, not before.
 """
 
 import copy
@@ -96,7 +97,8 @@ def config(name: str, *, layers: int | None = None, **overrides: Any) -> "PreTra
 
     info = model_info(name)
     # transformers changes what it is given: it gets copies.
-    fields = {**copy.deepcopy(info.config), "use_cache": False}
+    fields = copy.deepcopy(info.config)
+    fields.get("text_config", fields)["use_cache"] = False
     return _changed(CONFIG_MAPPING[info.model_type], info.name, fields, layers, overrides)
 
 
@@ -104,11 +106,16 @@ def _changed(
     kind: type, name: str, fields: dict[str, Any], layers: int | None, overrides: dict[str, Any]
 ) -> "PreTrainedConfig":
     from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
 
     synonyms = kind.attribute_map
     if layers is not None:
         overrides["num_hidden_layers"] = positive_int(layers, "layers", most=1000)
     known = sorted({*kind().to_dict(), *synonyms})
+    if text := fields.get("text_config"):  # beside a vision tower: what only it has is for it
+        inner = {field: overrides.pop(field) for field in [*overrides] if field not in known}
+        text = _changed(CONFIG_MAPPING[text["model_type"]], name, text, None, inner)
+        fields["text_config"] = text.to_dict()
     for field, value in overrides.items():
         field = one_of(field, known, f"config field of {name}")
         field = synonyms.get(field, field)
@@ -151,12 +158,14 @@ def model(
 
     Returns:
         A transformers model: ``model(input_ids=ids, labels=ids).loss`` for ``ids`` of shape
-        [batch, sequence], int64. The loss shifts the labels itself.
+        [batch, sequence], int64. The loss shifts the labels itself. With a vision tower,
+        ``layers`` and fields are those of the text decoder, and images are handed over as
+        ``pixel_values``: each is as many of the tokens as ``model.config.image_seq_length``.
 
     Raises:
         InputError: unknown model, device, attention or field; a dtype that cannot be trained.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     attention = one_of(attention, ATTENTIONS, "attention")
     if dtype not in _WEIGHT_DTYPES:
@@ -169,9 +178,8 @@ def model(
         settings = _changed(kind, kind.__name__, name.to_dict(), layers, overrides)
     with _device(device):
         try:
-            built = AutoModelForCausalLM.from_config(
-                settings, dtype=dtype, attn_implementation=attention
-            )
+            auto = AutoModelForImageTextToText if image_tokens(settings) else AutoModelForCausalLM
+            built = auto.from_config(settings, dtype=dtype, attn_implementation=attention)
         except Exception as error:  # its classes raise whatever they like over sizes that clash
             if is_out_of_memory(error):
                 raise
@@ -185,9 +193,14 @@ def model(
 
 def layers_of(model: "PreTrainedModel") -> torch.nn.ModuleList | None:
     """Return the decoder's layers, the list as long as the config says; None if there is none."""
-    depth = model.config.num_hidden_layers
-    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == depth)
+    depth, modules = model.config.get_text_config().num_hidden_layers, model.get_decoder().modules()
+    lists = (m for m in modules if isinstance(m, torch.nn.ModuleList) and len(m) == depth)
     return next(lists, None)
+
+
+def image_tokens(config: "PreTrainedConfig") -> int:
+    """Return how many tokens of text an image takes the place of; 0 without a vision tower."""
+    return getattr(config, "image_seq_length", 0) if hasattr(config, "vision_config") else 0
 
 
 def pretrained(

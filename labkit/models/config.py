@@ -3,7 +3,8 @@
 Only the configuration is read, as JSON, and only architectures that transformers itself brings are
 built: no code and no weights ever come with it.
 
-Limits: text decoders that transformers can train as causal language models. A configuration's
+Limits: text decoders that transformers can train as causal language models, and those with a vision
+tower whose images are a fixed number of tokens (``image_seq_length``). A configuration's
 ``quantization_config`` is left out: a recipe says it.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.models.catalogue import MODELS, config, last_line
+from labkit.models.catalogue import MODELS, config, image_tokens, last_line
 from labkit.values import InputError, one_of, shown
 
 if TYPE_CHECKING:
@@ -131,16 +132,17 @@ def _checked(made: "PreTrainedConfig", what: str) -> "PreTrainedConfig":
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = made.model_type
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not image_tokens(made):
         raise InputError(
             f"{what} is of the type {kind!r}, which is no causal language model: write its step as "
             "a function, FILE.py:FUNCTION"
         )
+    text = made.get_text_config()
     for field, most in _BOUNDS.items():
-        value = getattr(made, field, None)
+        value = getattr(text, field, None)
         if type(value) is not int or not 1 <= value <= most:
             raise InputError(
                 f"{what}: {field} must be a whole number from 1 to {most}, not {shown(value)}"
             )
-    made.use_cache = False
+    text.use_cache = False
     return made

@@ -299,7 +299,7 @@ def advise(
 
 
 def _sequence(seq_len: int | None, config: "PreTrainedConfig") -> int:
-    most = getattr(config, "max_position_embeddings", None) or MOST_SEQUENCE
+    most = getattr(config.get_text_config(), "max_position_embeddings", None) or MOST_SEQUENCE
     if seq_len is None:
         return min(1024, most)
     seq_len = positive_int(seq_len, "seq_len", most=MOST_SEQUENCE)

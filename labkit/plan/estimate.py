@@ -301,7 +301,7 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
     def log_with_layers(count: int) -> Log:
         return simulated_log(experiment, gpu=gpu, steps=steps, layers=count)
 
-    layers = config.num_hidden_layers
+    layers = config.get_text_config().num_hidden_layers
     with ranks:
         if not exact and layers > depths[1] and repeats(config):
             extended = extended_log(log_with_layers, layers, depths=depths, check=False)
@@ -316,9 +316,11 @@ def repeats(config: "PreTrainedConfig") -> bool:
     """Return whether all layers of the model are identical, the first one aside."""
     from labkit.models.catalogue import layers_of, model
 
-    kinds = getattr(config, "layer_types", None)
-    if kinds and len(set(kinds)) > 1:
-        return False  # the same weights, but another attention
+    text = config.get_text_config()
+    depth, fields = text.num_hidden_layers, text.to_dict().values()
+    lists = [field for field in fields if isinstance(field, list) and len(field) == depth]
+    if any(entry != each[0] for each in lists for entry in each):
+        return False  # the same weights, but another attention, or positions in some layers only
     layers = layers_of(model(config, device="meta"))
     signatures = [_signature(layer) for layer in layers or []]
     return bool(signatures) and all(each == signatures[-1] for each in signatures[1:])

@@ -9,7 +9,8 @@ activations are the published formula, not corrected: `Envelope.beside` shows wh
 Terms are summed, as is usual, though some never exist at the same time.
 
 Limits: one dense decoder on one GPU, without what lives on the host, temporaries, autocast's copies
-of the weights, workspaces and the allocator's rounding.
+of the weights, workspaces and the allocator's rounding. Of experts, and of a vision tower, what is
+stored is counted, and not what they compute.
 """
 
 import enum
@@ -164,12 +165,13 @@ def formula_estimate(model: Any, *, recipe: Recipe | None = None, **fields: Any)
         )
     name, config = find_config(model)
     shapes = shapes_of(config)
+    text = config.get_text_config()
     symbols = {
         "P": shapes.parameters,
-        "L": config.num_hidden_layers,
-        "h": config.hidden_size,
-        "a": config.num_attention_heads,
-        "V": config.vocab_size,
+        "L": text.num_hidden_layers,
+        "h": text.hidden_size,
+        "a": text.num_attention_heads,
+        "V": text.vocab_size,
         "b": recipe.batch_size,
         "s": recipe.seq_len,
     }
@@ -210,7 +212,7 @@ def _adapters(shapes: Shapes, recipe: Recipe) -> list[tuple[int, int]]:
     """Return the shapes of both matrices of each adapter; a target is the end of a layer's name."""
     found = []
     ends = tuple(f".{target}" for target in recipe.lora_targets)
-    for name, (rows, columns) in shapes.linear.items():
+    for name, (rows, columns) in shapes.adapted.items():
         if recipe.lora_targets == ALL_LINEAR or f".{name}".endswith(ends):
             found += [(recipe.lora, columns), (rows, recipe.lora)]
     return found

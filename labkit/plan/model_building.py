@@ -1,9 +1,13 @@
 """A recipe's model: random weights, initialised and quantized layer by layer in their place.
 
+Every weight is trained, or adapters are: on linear layers, which experts are not, and beside a
+vision tower on the language model's alone, as is usual.
+
 Limits: a layer initialised so has its own class's start values, without what a model may set for
 parts of a block (GPT-2 scales one matrix).
 """
 
+import re
 import warnings
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +17,7 @@ import torch
 from labkit.experiment import first_line
 from labkit.models import catalogue, precisions
 from labkit.plan.recipe import ALL_LINEAR, Recipe
+from labkit.plan.shapes import LANGUAGE, has_experts, linear_layers
 from labkit.plan.techniques import FetchedLayer, shard
 from labkit.values import InputError
 
@@ -29,6 +34,11 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
     where = "meta" if in_parts else device
     model = catalogue.model(config, device=where, dtype=dtype, layers=layers, attention=attention)
     _refuse_length(model, recipe.seq_len)
+    if recipe.quantize and has_experts(model):
+        raise InputError(
+            "bitsandbytes quantizes linear layers, and this model's experts, which are most of it, "
+            "are tensors of three dimensions: leave quantize out."
+        )
     if recipe.ranks > 1:
         return _sharded(model, recipe, device)
     if in_parts:
@@ -45,7 +55,7 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
 
 def _refuse_length(model: Any, seq_len: int) -> None:
     """Refuse more tokens than GPT-2's kind of model has positions: only real tensors would fail."""
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None or seq_len <= positions:
         return
     for module in model.modules():
@@ -61,25 +71,23 @@ def _refuse_length(model: Any, seq_len: int) -> None:
 def _layers(model: Any) -> list[torch.nn.Module]:
     layers = catalogue.layers_of(model)
     if layers is None:
-        depth = model.config.num_hidden_layers
+        depth = model.config.get_text_config().num_hidden_layers
         raise InputError(f"{type(model).__name__} has no list of {depth} layers to take apart")
     return list(layers)
 
 
 def _materialise(model: Any, recipe: Recipe, device: torch.device) -> None:
     """Initialise a model on ``meta`` module by module, each quantized before the next."""
-    from transformers.pytorch_utils import Conv1D
-
     on_host = set()
     if recipe.offload == "weights":
         on_host = {module for layer in _layers(model) for module in layer.modules()}
     made: dict[torch.Tensor, torch.Tensor] = {}  # tied weights are one
+    initialise, linear = _initialisers(model), linear_layers(model)
     for name, module in list(model.named_modules()):
         host = torch.device("cpu") if module in on_host else device
         _fill(module, made, weights=host, buffers=device)
-        model._init_weights(module)
-        linear = isinstance(module, torch.nn.Linear | Conv1D)
-        if recipe.quantize and linear and module is not model.get_output_embeddings():
+        initialise[module](module)
+        if recipe.quantize and name in linear:
             owner, _, child = name.rpartition(".")
             setattr(model.get_submodule(owner), child, _quantized(module, recipe, device))
             # Otherwise the plain weight would live until the whole model is built.
@@ -90,6 +98,12 @@ def _materialise(model: Any, recipe: Recipe, device: torch.device) -> None:
         model.is_loaded_in_8bit = recipe.quantize == "int8"
         model.is_loaded_in_4bit = not model.is_loaded_in_8bit
     model.train()
+
+
+def _initialisers(model: torch.nn.Module) -> dict[torch.nn.Module, Any]:
+    """Return for each module what initialises it: the innermost model of transformers around it."""
+    models = [part for part in model.modules() if hasattr(part, "_init_weights")]
+    return {module: part._init_weights for part in models for module in part.modules()}
 
 
 def _fill(
@@ -124,12 +138,13 @@ def _sharded(model: Any, recipe: Recipe, device: torch.device) -> Any:
         catalogue.checkpointing(model)
     whole = _with_adapters(model, recipe) if recipe.lora else model
     made: dict[torch.Tensor, torch.Tensor] = {}
+    initialise = _initialisers(whole)
     for part in (*units, whole):
         for name, module in part.named_modules():
             own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
             if any(tensor.is_meta for tensor in own):
                 _fill(module, made, weights=device, buffers=device)
-                model._init_weights(module)
+                initialise[module](module)
                 if "lora_B" in name:  # adapters begin by adding nothing
                     torch.nn.init.zeros_(module.weight)
         if part is not whole:
@@ -162,13 +177,28 @@ def _quantized(linear: torch.nn.Module, recipe: Recipe, device: torch.device) ->
     return layer
 
 
+def adapter_targets(model: Any, recipe: Recipe) -> str | list[str]:
+    """Return what PEFT is to adapt.
+
+    By "all-linear" it would adapt experts too, and compute the change of all of a layer's experts
+    as one tensor of their size, for each layer: beside experts only linear layers are adapted,
+    which are attention's.
+    """
+    if recipe.lora_targets != ALL_LINEAR:
+        return list(recipe.lora_targets)
+    if has_experts(model):
+        return sorted({name.rpartition(".")[2] for name in linear_layers(model)})
+    return ALL_LINEAR[0]
+
+
 def _with_adapters(model: Any, recipe: Recipe) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    targets = list(recipe.lora_targets)
-    if recipe.lora_targets == ALL_LINEAR:
-        targets = ALL_LINEAR[0]
-    config = LoraConfig(r=recipe.lora, target_modules=targets, task_type="CAUSAL_LM")
+    targets = adapter_targets(model, recipe)
+    outside = f"(?!.*{re.escape(LANGUAGE)}).*" if catalogue.image_tokens(model.config) else None
+    config = LoraConfig(
+        r=recipe.lora, target_modules=targets, exclude_modules=outside, task_type="CAUSAL_LM"
+    )
     try:
         with warnings.catch_warnings():
             # PEFT uses an old name of transformers', and adapts to GPT-2's layers by itself.

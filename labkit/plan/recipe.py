@@ -58,7 +58,8 @@ class Recipe:
         checkpointing: every layer's activations are recomputed in backward.
         attention: one of ``ATTENTIONS``.
         lora: rank of LoRA adapters on a frozen model; None trains every weight.
-        lora_targets: names of the layers that get adapters.
+        lora_targets: names of the layers that get adapters; by default all linear layers of the
+            decoder, which experts are not.
         quantize: frozen weights in 4 or 8 bit, one of ``QUANTIZATIONS``; None leaves them.
         accumulate: forward and backward passes per optimizer step.
         offload: what lives in host memory, one of ``OFFLOADS``.

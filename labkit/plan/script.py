@@ -8,9 +8,10 @@ has the model without memory; rank 0 alone reads the weights, and the others get
 them. A checkpoint is written in parts, too, and a run that is started again continues after its
 last complete one, with as many ranks as there are then.
 
-Limits: the learning rate is constant, and a starting point: what suits depends on the model and the
-text. Nothing is evaluated. On one GPU there is no checkpoint; a sharded one is never removed, and
-loading it runs what its ``.metadata`` holds, a pickle: the script's heading says so.
+Limits: text alone is trained on, no images. The learning rate is constant, and a starting point:
+what suits depends on the model and the text. Nothing is evaluated. On one GPU there is no
+checkpoint; a sharded one is never removed, and loading it runs what its ``.metadata`` holds, a
+pickle: the script's heading says so.
 """
 
 import json
@@ -22,12 +23,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from labkit.models.catalogue import MODELS
+from labkit.models import catalogue
+from labkit.models.catalogue import MODELS, image_tokens
 from labkit.models.config import find_config
 from labkit.models.precisions import autocast_dtype, dtype_of
-from labkit.plan.recipe import ALL_LINEAR, CHUNK_TOKENS, Recipe
+from labkit.plan.model_building import adapter_targets
+from labkit.plan.recipe import CHUNK_TOKENS, Recipe
 from labkit.plan.techniques import CHANGES_LOGITS, OPTIMIZERS
-from labkit.values import format_bytes
+from labkit.values import InputError, format_bytes
 
 _HUB_PAGE = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)")
 
@@ -38,6 +41,7 @@ def write_script(
     """Write the script of ``recipe`` to ``path``, a new file. Other arguments as `script`.
 
     Raises:
+        InputError: the model is trained on images too.
         OSError: the file exists, or cannot be written.
     """
     path = Path(path)
@@ -67,7 +71,13 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         packages.append("bitsandbytes")
     if recipe.quantize:
         packages.append("accelerate")
-    name = find_config(model)[0]
+    name, config = find_config(model)
+    if image_tokens(config):
+        raise InputError(f"a script reads a text file, and {name[:80]} is trained on images too")
+    attention, targets = "eager" if recipe.attention == "eager" else "sdpa", None
+    if recipe.lora:
+        model_on_meta = catalogue.model(config, device="meta", attention=attention)
+        targets = adapter_targets(model_on_meta, recipe)
     plain_name = re.sub(r"[^\w ./:-]", "", name)  # a folder's may end a docstring
     environment = Environment(
         loader=PackageLoader("labkit.plan"),
@@ -87,8 +97,8 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         rate=rate,
         dtype=dtype_of(recipe.precision),
         autocast=autocast_dtype(recipe.precision),
-        attention="eager" if recipe.attention == "eager" else "sdpa",
-        targets=ALL_LINEAR[0] if recipe.lora_targets == ALL_LINEAR else recipe.lora_targets,
+        attention=attention,
+        targets=targets,
         optimizer=OPTIMIZERS[recipe.optimizer],
         loss="chunked_loss(ids)"
         if recipe.chunked_loss

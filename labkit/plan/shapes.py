@@ -6,9 +6,13 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+import torch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+#: In the names of a language model's modules where a vision tower stands beside it.
+LANGUAGE = ".language_model."
 _MOST_KNOWN = 64
 _known: dict[tuple[type, str], "Shapes"] = {}
 
@@ -20,7 +24,7 @@ class Shapes:
     Attributes:
         weights: the shape of each weight tensor, by name.
         linear: (rows, columns) of the linear layers other than the output, by name: those that
-            adapters join and bitsandbytes quantizes.
+            bitsandbytes quantizes. Experts are none: each of their tensors holds all of a layer's.
         in_layers: number of weights in the decoder's layers.
     """
 
@@ -43,30 +47,44 @@ class Shapes:
         """Number of weights in linear layers other than the output."""
         return sum(rows * columns for rows, columns in self.linear.values())
 
+    @cached_property
+    def adapted(self) -> Mapping[str, tuple[int, int]]:
+        """Those of ``linear`` that adapters join: beside a vision tower, the language model's."""
+        inside = {name: shape for name, shape in self.linear.items() if LANGUAGE in name}
+        return inside or self.linear
+
     def adapters(self, rank: int) -> int:
-        """Return the number of weights in LoRA adapters of ``rank`` on every linear layer."""
-        return rank * sum(rows + columns for rows, columns in self.linear.values())
+        """Return the number of weights in LoRA adapters of ``rank`` on all that they join."""
+        return rank * sum(rows + columns for rows, columns in self.adapted.values())
+
+
+def linear_layers(model: "PreTrainedModel") -> dict[str, torch.nn.Module]:
+    """Return the linear layers of ``model`` other than the output, by name."""
+    from transformers.pytorch_utils import Conv1D
+
+    kinds, output = torch.nn.Linear | Conv1D, model.get_output_embeddings()
+    return {n: m for n, m in model.named_modules() if isinstance(m, kinds) and m is not output}
+
+
+def has_experts(model: torch.nn.Module) -> bool:
+    """Return whether one tensor of ``model`` holds several experts' weights."""
+    return any(parameter.dim() == 3 for parameter in model.parameters())
 
 
 def shapes_of(config: "PreTrainedConfig") -> Shapes:
     """Build the model of ``config`` once and count its weights."""
     key = (type(config), config.to_json_string())
     if key not in _known:
-        from torch.nn import Linear
-        from transformers.pytorch_utils import Conv1D
-
         from labkit.models.catalogue import layers_of, model
 
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         built = model(config, device="meta")
-        layers, output = layers_of(built), built.get_output_embeddings()
-        linear = {}
-        for name, module in built.named_modules():
-            if isinstance(module, Linear | Conv1D) and module is not output:
-                shape = tuple(module.weight.shape)
-                # GPT-2's Conv1D holds the transpose.
-                linear[name] = shape if isinstance(module, Linear) else shape[::-1]
+        layers, linear = layers_of(built), {}
+        for name, module in linear_layers(built).items():
+            shape = tuple(module.weight.shape)
+            # GPT-2's Conv1D holds the transpose.
+            linear[name] = shape if isinstance(module, torch.nn.Linear) else shape[::-1]
         _known[key] = Shapes(
             weights={name: tuple(p.shape) for name, p in built.named_parameters()},
             linear=linear,

@@ -1,6 +1,6 @@
 """The techniques of a recipe, each in plain PyTorch: what a training step does differently.
 
-Limits: text decoders of transformers, and PEFT's wrappers of them.
+Limits: decoders of transformers, and PEFT's wrappers of them.
 """
 
 import functools
@@ -86,7 +86,7 @@ class HostOptimizer:
 
 
 def chunked_loss(
-    model: torch.nn.Module, ids: torch.Tensor, chunk_tokens: int | None = None
+    model: torch.nn.Module, ids: torch.Tensor, chunk_tokens: int | None = None, **images: Any
 ) -> torch.Tensor:
     """Return the mean cross-entropy of the next token, logits ``chunk_tokens`` tokens at a time.
 
@@ -94,13 +94,14 @@ def chunked_loss(
         model: a causal language model of transformers, or PEFT's wrapper of one.
         ids: [batch, sequence], int64.
         chunk_tokens: None takes ``CHUNK_TOKENS``.
+        **images: ``pixel_values``, for a vision tower.
 
     Raises:
         InputError: the model does more to the logits than its output layer and a soft cap.
     """
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model
     head, cap = _output_layer(plain)
-    hidden = plain.base_model(input_ids=ids).last_hidden_state[:, :-1]
+    hidden = plain.base_model(input_ids=ids, **images).last_hidden_state[:, :-1]
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), ids[:, 1:].reshape(-1)
 
     def chunk_loss(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -193,10 +194,10 @@ class Loss(torch.nn.Module):
         super().__init__()
         self.model, self.chunked = model, recipe.chunked_loss
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, **images: torch.Tensor) -> torch.Tensor:
         if self.chunked:
-            return chunked_loss(self.model, ids)
-        return self.model(input_ids=ids, labels=ids).loss
+            return chunked_loss(self.model, ids, **images)
+        return self.model(input_ids=ids, labels=ids, **images).loss
 
 
 def shard(module: torch.nn.Module, recipe: Recipe, device: torch.device) -> None:

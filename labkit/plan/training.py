@@ -1,7 +1,10 @@
 """A recipe as an experiment, the same for a real run and for a simulation.
 
+A batch is rows of ``seq_len`` tokens. Where the model has a vision tower, each row begins with one
+image: as many of its tokens as an image takes are placeholders, and its pixels are random.
+
 Limits: tokens come from the course's corpus where the vocabulary has room for its bytes, else they
-are random.
+are random. Experts' shapes do not depend on which of them a router chooses.
 """
 
 import importlib
@@ -20,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from labkit.experiment import first_line
 from labkit.models import precisions
+from labkit.models.catalogue import image_tokens
 from labkit.models.config import find_config
 from labkit.models.text import batches
 from labkit.out_of_memory import is_out_of_memory
@@ -77,7 +81,7 @@ def training(
         with kernels:
             for ids in _tokens(config, recipe, device, lengths):
                 with _refusing(name):
-                    loss = job.add(ids)
+                    loss = job.add(ids, **_images(config, ids))
                 if job.ready:
                     job.step()
                     yield loss
@@ -131,16 +135,31 @@ def _tokens(
     config: Any, recipe: Recipe, device: torch.device, lengths: Sequence[int] | None
 ) -> Iterator[torch.Tensor]:
     rows, columns = recipe.batch_size, recipe.seq_len
+    known = config.get_text_config().vocab_size
+    if image_tokens(config):
+        known = min(known, config.image_token_id)
     if lengths is not None:
         for length in lengths:
-            yield torch.randint(config.vocab_size, (rows, length), device=device)
+            yield torch.randint(known, (rows, length), device=device)
         return
     # A simulation does not need the text, and reading millions of bytes takes long.
-    if config.vocab_size >= _BYTES and detect_fake_mode() is None:
+    if known >= _BYTES and detect_fake_mode() is None:
         seed = dist.get_rank() if recipe.ranks > 1 else 0  # each rank has separate rows
         yield from batches(device=device, batch_size=rows, seq_len=columns, seed=seed)
     while True:
-        yield torch.randint(config.vocab_size, (rows, columns), device=device)
+        yield torch.randint(known, (rows, columns), device=device)
+
+
+def _images(config: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Put an image's placeholders after the first token of each row of ``ids``; return pixels."""
+    places, length = image_tokens(config), ids.shape[1]
+    if not places:
+        return {}
+    if length <= places:
+        raise InputError(f"seq_len must be more than {places}, an image's tokens, not {length}")
+    ids[:, 1 : 1 + places] = config.image_token_id
+    size = config.vision_config.image_size
+    return {"pixel_values": torch.rand((len(ids), 3, size, size), device=ids.device)}
 
 
 # --- the step --------------------------------------------------------------------------------
@@ -169,7 +188,7 @@ class _Job:
     def ready(self) -> bool:
         return self.gathered == self.recipe.accumulate
 
-    def add(self, ids: torch.Tensor) -> torch.Tensor:
+    def add(self, ids: torch.Tensor, **images: torch.Tensor) -> torch.Tensor:
         """Run forward and backward of one batch; return its loss."""
         offloading = nullcontext()
         if self.recipe.offload == "activations":
@@ -178,7 +197,7 @@ class _Job:
         if self.recipe.ranks > 1:
             casts = nullcontext()  # units are gathered in bfloat16
         with offloading, casts:
-            loss = self.loss(ids)
+            loss = self.loss(ids, **images)
         self.scaler.scale(loss / self.recipe.accumulate).backward()
         self.gathered += 1
         return loss.detach()

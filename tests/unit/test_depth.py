@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlavaConfig,
+    OlmoeConfig,
+    Qwen2Config,
+    SmolLM3Config,
+)
 
 from labkit.allocator.replay import replay
 from labkit.fake.repeated_layers import extend, same
@@ -15,16 +23,43 @@ from labkit.trace import Category, Event, Phase, Storage, Trace
 
 CARD = gpu("a100-80gb")
 LAYERS = 4
-LLAMA = LlamaConfig(
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=512,
-)
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "pad_token_id": None,
+}
+LLAMA = LlamaConfig(**SMALL, num_hidden_layers=LAYERS)
 GPT2 = GPT2Config(
     n_embd=64, n_layer=LAYERS, n_head=4, vocab_size=512, bos_token_id=1, eos_token_id=2
+)
+EXPERTS = OlmoeConfig(
+    hidden_size=64,
+    intermediate_size=32,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    vocab_size=512,
+    num_experts=8,
+    num_experts_per_tok=2,
+    eos_token_id=1,
+    pad_token_id=0,
+)
+#: The vision tower is as deep as the decoder.
+IMAGES = LlavaConfig(
+    text_config=LLAMA.to_dict(),
+    vision_config={
+        "model_type": "clip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    },
+    image_token_index=500,
+    image_seq_length=16,
 )
 RECIPES = {
     "autocast": {"precision": "amp-bf16"},
@@ -42,11 +77,21 @@ CASES = [
     (GPT2, {}),
     (GPT2, {"precision": "bf16", "checkpointing": True}),
     (GPT2, {"lora": 4, "quantize": "int8", "offload": "activations"}),
+    (EXPERTS, {"precision": "bf16", "checkpointing": True}),
+    (EXPERTS, {"lora": 4}),
+    (IMAGES, {"precision": "bf16", "chunked_loss": True}),
+    (IMAGES, {"lora": 4, "quantize": "nf4", "checkpointing": True}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("config", "settings"), CASES, ids=[*RECIPES, "GPT-2", "GPT-2, bf16", "GPT-2, int8"]
+    ("config", "settings"),
+    CASES,
+    ids=[
+        *RECIPES,
+        *("GPT-2", "GPT-2, bf16", "GPT-2, int8"),
+        *("experts", "experts, LoRA", "images", "images, QLoRA"),
+    ],
 )
 def test_extended_and_whole_trace_agree(config, settings):
     recipe = Recipe(batch_size=2, seq_len=32, **settings)
@@ -74,33 +119,19 @@ def test_extended_and_whole_trace_agree(config, settings):
     [
         (LLAMA, True),
         (GPT2, True),
+        (EXPERTS, True),
+        (IMAGES, True),
+        (SmolLM3Config(**SMALL, num_hidden_layers=8), False),
         (
-            Qwen2Config(
-                hidden_size=64,
-                intermediate_size=96,
-                num_hidden_layers=6,
-                vocab_size=512,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                use_sliding_window=True,
-                max_window_layers=3,
-            ),
+            Qwen2Config(**SMALL, num_hidden_layers=6, use_sliding_window=True, max_window_layers=3),
             False,
         ),
-        (
-            Gemma3TextConfig(
-                hidden_size=64,
-                intermediate_size=96,
-                num_hidden_layers=8,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=16,
-                vocab_size=512,
-            ),
-            False,
-        ),
+        (Gemma3TextConfig(**SMALL, num_hidden_layers=8, head_dim=16), False),
     ],
-    ids=["Llama", "GPT-2", "Qwen2 with windows", "Gemma 3"],
+    ids=[
+        *("Llama", "GPT-2", "experts", "images"),
+        *("SmolLM3, positions in three of four", "Qwen2 with windows", "Gemma 3"),
+    ],
 )
 def test_only_alike_layers_repeat(config, alike):
     assert repeats(config) is alike

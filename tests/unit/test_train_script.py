@@ -17,6 +17,7 @@ from labkit.distributed.launch import rank_environment
 from labkit.models import catalogue
 from labkit.plan import script
 from labkit.plan.recipe import Recipe
+from labkit.values import InputError
 
 SIZE = {
     "hidden_size": 64,
@@ -183,6 +184,13 @@ def test_where_the_weights_come_from(tiny):
     assert script.weights_of(tiny, "tiny") == str(tiny)
     assert script.weights_of(tiny / "config.json", "tiny") == str(tiny)
     assert script.weights_of(catalogue.config("GPT-2"), "GPT2") is None
+
+
+def test_experts_are_not_adapted_and_images_have_no_script():
+    text = script.script(Recipe(lora=8), model="OLMoE-1B-7B")
+    assert 'target_modules=["k_proj", "o_proj", "q_proj", "v_proj"]' in text
+    with pytest.raises(InputError, match="trained on images too"):
+        script.script(Recipe(lora=8), model="LLaVA-1.5-7B")
 
 
 def test_a_layers_name_is_text_in_the_script_never_code():

@@ -12,8 +12,9 @@ from labkit.models.config import config_from_dict
 from labkit.plan import model_building, techniques
 from labkit.plan.model_building import build_model
 from labkit.plan.recipe import Recipe
+from labkit.plan.shapes import shapes_of
 from labkit.plan.techniques import chunked_loss
-from labkit.plan.training import _Job
+from labkit.plan.training import _images, _Job
 from labkit.trace import Category
 from labkit.tracker import track
 from labkit.values import InputError
@@ -41,6 +42,34 @@ GEMMA2 = config_from_dict(
         "num_hidden_layers": 2,
         "head_dim": 32,
         "final_logit_softcapping": 0.5,
+    }
+)
+EXPERTS = config_from_dict(
+    {
+        **SIZES,
+        "model_type": "olmoe",
+        "intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+)
+IMAGES = config_from_dict(
+    {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", **SIZES},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+        "image_token_index": 500,
+        "image_seq_length": 16,
     }
 )
 SMALL = {"batch_size": 2, "seq_len": 24}
@@ -288,6 +317,44 @@ def test_adapters_train_and_the_rest_does_not():
         job.step()
     for name, value in weights_of(model).items():
         assert torch.equal(value, before[name]) != ("lora_" in name), name
+
+
+@pytest.mark.parametrize(
+    ("config", "adapted"),
+    [
+        (EXPERTS, "q_proj k_proj v_proj o_proj"),
+        (IMAGES, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+    ],
+    ids=["experts", "images"],
+)
+def test_adapters_join_no_experts_and_no_vision_tower(config, adapted):
+    recipe = Recipe(**SMALL, lora=4)
+    assert all(loss < 9 for loss in lab.measure(lab.training(config, recipe), steps=2).losses)
+    model = build_model(config, recipe, torch.device("meta"), None)
+    found = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name.split(".")[-4] for name in found} == set(adapted.split())
+    assert not any("vision_tower" in name or "experts" in name for name in found)
+    shapes = shapes_of(config)
+    assert len(shapes.adapted) == 3 * len(adapted.split())
+    assert shapes.adapters(4) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_a_vision_tower_is_trained_too_and_starts_as_transformers_starts_it():
+    model, job = built(IMAGES, Recipe(**SMALL, offload="weights", checkpointing=True))
+    ids = tokens()
+    job.add(ids, **_images(IMAGES, ids))
+    assert ids[0].tolist().count(500) == 16
+    tower = model.model.vision_tower
+    assert tower.embeddings.position_ids.tolist() == [list(range(17))]
+    used = [p.grad is not None for p in tower.encoder.layers.parameters()]
+    assert used == 32 * [True] + 16 * [False]  # what the projector reads is the last layer but one
+    with pytest.raises(InputError, match="seq_len must be more than 16"):
+        lab.simulate(lab.training(IMAGES, Recipe(seq_len=16)))
+
+
+def test_experts_are_not_quantized_but_refused():
+    with pytest.raises(InputError, match="experts, which are most of it"):
+        lab.estimate(EXPERTS, gpu="a100-80gb", lora=4, quantize="nf4", seq_len=24)
 
 
 @pytest.mark.parametrize("target", ["nothing_like_it", "input_layernorm"])

@@ -51,7 +51,9 @@ class Claim:
     ``says`` paraphrases the article, ``claimed`` is its figure as text, ``measure`` says which
     value to pass to ``judge`` and ``unit`` what that value counts. A figure is judged by the
     interval ``supported`` and the limits ``wrong_below`` and ``wrong_above``; a yes-or-no claim
-    by ``expected``. ``assumptions`` is what we had to add to make the claim testable.
+    by ``expected``. ``overstated_if`` says on which side of the interval the article promised too
+    much: "more" where it promises little of what is measured, as in "constant memory".
+    ``assumptions`` is what we had to add to make the claim testable.
     ``needs`` is ``"any"`` or ``"gpu"``. ``sources`` are the letters of the articles, ``cited``
     their titles.
     """
@@ -68,6 +70,7 @@ class Claim:
     wrong_below: float | None = None
     wrong_above: float | None = None
     expected: bool | None = None
+    overstated_if: Literal["less", "more"] = "less"
     assumptions: str = ""
     needs: Literal["any", "gpu"] = "any"
 
@@ -84,7 +87,8 @@ class Claim:
             limits.append(f"below {format_value(self.wrong_below, self.unit)}")
         if self.wrong_above is not None:
             limits.append(f"above {format_value(self.wrong_above, self.unit)}")
-        return f"{text}; wrong {' or '.join(limits)}." if limits else f"{text}."
+        text = f"{text}; wrong {' or '.join(limits)}." if limits else f"{text}."
+        return f"{text} More is overstated." if self.overstated_if == "more" else text
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """Judge a measured value by the rule of its claim, and say why it came out so.
 
-A verdict is about the figure the article names. *Overstated* means that the article's figure is
-larger than ours, *understated* that it is smaller; both have the direction right.
+*Overstated* means that an article has the direction right and promises more than we found,
+*understated* that it promises less. Usually a smaller value than claimed is overstated; where a
+claim promises little of what is measured, a larger one is (``Claim.overstated_if``).
 """
 
 import math
@@ -69,7 +70,7 @@ def _judge_conditions(claim: Claim, measured: Mapping[Any, Any], mode: str | Non
         verdict = Verdict.NOT_TESTABLE
     elif len(found) == 1:
         verdict = found.pop()
-    elif found == {Verdict.OVERSTATED, Verdict.WRONG} and _all_below(claim, judged):
+    elif found == {Verdict.OVERSTATED, Verdict.WRONG} and _all_fall_short(claim, judged):
         verdict = Verdict.OVERSTATED
     else:
         verdict = Verdict.DEPENDS
@@ -83,10 +84,13 @@ def _judge_conditions(claim: Claim, measured: Mapping[Any, Any], mode: str | Non
     )
 
 
-def _all_below(claim: Claim, judged: Mapping[str, tuple[Value, Verdict, str]]) -> bool:
-    """Whether each condition has less than claimed, so that no setting between them agrees."""
+def _all_fall_short(claim: Claim, judged: Mapping[str, tuple[Value, Verdict, str]]) -> bool:
+    """Whether all conditions miss on the overstated side, so that no setting between agrees."""
     values = [value for value, _, _ in judged.values() if value is not None]
-    return all(value < claim.supported[0] for value in values)
+    low, high = claim.supported
+    if claim.overstated_if == "more":
+        return all(value > high for value in values)
+    return all(value < low for value in values)
 
 
 def _judge_one(claim: Claim, measured: Any) -> tuple[Value, Verdict, str]:
@@ -112,11 +116,11 @@ def _compare(claim: Claim, value: float) -> tuple[Verdict, str]:
     if claim.wrong_above is not None and value > claim.wrong_above:
         limit = format_value(claim.wrong_above, claim.unit)
         return Verdict.WRONG, f"is above {limit}, where we call the claim wrong."
-    if value < low:
-        return Verdict.OVERSTATED, "is less than claimed."
-    if value > high:
-        return Verdict.UNDERSTATED, "is more than claimed."
-    return Verdict.SUPPORTED, "agrees with the claim."
+    if low <= value <= high:
+        return Verdict.SUPPORTED, "agrees with the claim."
+    side = "less" if value < low else "more"
+    verdict = Verdict.OVERSTATED if side == claim.overstated_if else Verdict.UNDERSTATED
+    return verdict, f"is {side} than claimed."
 
 
 def plain_value(value: Any) -> tuple[Value, str]:

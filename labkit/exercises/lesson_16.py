@@ -1,20 +1,13 @@
-"""Exercises of lesson 16: another model of 70B, and a memory target for the real model."""
-
-import math
-from collections import Counter
+"""Exercises of lesson 16: another model of 70B, and double quantisation within a memory target."""
 
 import torch
-from torch import nn
 
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.models.catalogue import pretrained
-from labkit.toolbox.losses import held_out_loss
-from labkit.values import format_bytes, shown
+from labkit.values import shown
 
 IN_LAYERS, WIDTH, VOCABULARY = 68_451_041_280, 8192, 128_256  # Llama-3.1-70B
-MOST_SHARE, MOST_PERPLEXITY = 0.32, 4 / 3
-ROWS, SEQ_LEN = 8, 128
+MOST_BITS, MOST_OFF, GROUP = 8.3, 0.003, 256
 
 
 def weights_gb():
@@ -50,99 +43,53 @@ def check_weights(answer):
     )
 
 
-class EightBits(nn.Module):
-    """A matrix in int8, one scale per row: an embedding for ids, an output layer for vectors."""
-
-    def __init__(self, weight):
-        super().__init__()
-        scale = weight.abs().amax(1, keepdim=True) / 127
-        self.register_buffer("scale", scale)
-        self.register_buffer("codes", (weight / scale).round().to(torch.int8))
-
-    def forward(self, x):
-        if not x.is_floating_point():
-            return self.codes[x].float() * self.scale[x]
-        return nn.functional.linear(x, self.codes.float() * self.scale)
+def squeeze(scales):
+    groups = scales.reshape(-1, 256)
+    steps = groups.amax(1, keepdim=True) / 255  # FP32: 32 / 256 bits for each scale
+    codes = (groups / steps).round().to(torch.uint8)  # 0 to 255
+    return codes, steps
 
 
-def shrink(model):
-    import bitsandbytes as bnb
-
-    kind = {"quant_type": "nf4", "compress_statistics": True}  # double quantisation
-    for name, old in list(model.named_modules()):
-        if isinstance(old, nn.Linear) and old is not model.lm_head:
-            new = bnb.nn.Linear4bit(
-                old.in_features, old.out_features, bias=False, compute_dtype=torch.float32, **kind
-            )
-            new.weight = bnb.nn.Params4bit(old.weight.data, requires_grad=False, **kind)
-            model.set_submodule(name, new)
-    # What is left is the embedding, which is the output layer, too: one matrix, now in 8 bits.
-    model.model.embed_tokens = model.lm_head = EightBits(model.lm_head.weight.detach())
-    return model.to(model.device)
-
-
-def stored_bytes(model: nn.Module) -> Counter[str]:
-    """Return bytes by kind: floats as if in 16 bits, all else as it is.
-
-    A tensor counts whether a module registered it or not, and once however often it is used.
-    """
-    counted: dict[int, tuple[str, int]] = {}  # by address: views share a storage
-
-    def count(kind: str, tensor: torch.Tensor, divisor: int = 1) -> None:
-        storage = tensor.untyped_storage()
-        counted[storage.data_ptr()] = (kind, storage.nbytes() // divisor)
-
-    for module in model.modules():
-        held = {**vars(module), **module._parameters, **module._buffers}
-        for tensor in filter(torch.is_tensor, held.values()):
-            state = getattr(tensor, "quant_state", None)
-            if state is not None:
-                count("4-bit matrices", tensor)
-                count("their scales", state.absmax)
-                if state.nested:  # then those are codes of one byte, with scales of their own
-                    count("their scales", state.state2.absmax)
-            elif tensor.is_floating_point():
-                count("floats", tensor, divisor=2 if tensor.dtype is torch.float32 else 1)
-            else:
-                count("integers", tensor)
-    found: Counter[str] = Counter()
-    for kind, nbytes in counted.values():
-        found[kind] += nbytes
-    return found
+def some_scales() -> torch.Tensor:
+    """Return the scales of a matrix, some of whose blocks hold much larger weights."""
+    generator = torch.Generator().manual_seed(0)
+    weight = 0.02 * torch.randn(64 * 8 * GROUP, generator=generator)
+    scales = weight.view(-1, 64).abs().amax(1)
+    scales[GROUP : GROUP + 8] *= 50
+    return scales
 
 
 @check_of(
     "16-2",
-    shrink,
-    "Count: what is the largest part once the matrices are in four bits, and are their "
-    "scales as small as they can be?",
-    "The embedding is the output layer as well: one module in 8 bits, a scale per row, can serve "
-    "both. With it, double quantisation does the rest.",
+    squeeze,
+    "8.3 bits are one byte for each scale, and 0.3 bits for the steps. How many share a step?",
+    "A step in FP32 for 256 scales takes 0.125 bits each: the largest of them divided by 255, "
+    "which is the largest number of `torch.uint8`.",
 )
-def check_shrink(answer):
-    model, tokenizer = pretrained()
-    whole = 2 * sum(p.numel() for p in model.parameters())
-    reference = _loss(model, tokenizer)
-    with torch.no_grad():  # adapting is refused: it would hide what rounding costs
-        small = checks.call(answer, model)
-    if not isinstance(small, nn.Module):
-        return f"`shrink` should return the model; it returned {shown(small)}."
-    parts = stored_bytes(small)
-    share = sum(parts.values()) / whole
-    if share > MOST_SHARE:
-        listed = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in parts.items())
+def check_squeeze(answer):
+    scales = some_scales()
+    given = checks.call(answer, scales.clone())
+    pair = isinstance(given, tuple | list) and len(given) == 2
+    if not pair or not all(map(torch.is_tensor, given)):
+        return f"`squeeze` should return two tensors, codes and steps; it returned {shown(given)}."
+    codes, steps = given
+    if codes.is_floating_point():
+        return f"The codes should be integers; yours are {codes.dtype}."
+    restored = codes * steps
+    if restored.numel() != scales.numel():
+        return f"`codes * steps` is {restored.numel()} numbers for {scales.numel()} scales."
+    stored = sum(each.untyped_storage().nbytes() for each in given)
+    bits = 8 * stored / scales.numel()
+    if bits > MOST_BITS:
+        return f"Your tensors take {bits:.3g} bits for each scale; {MOST_BITS} are allowed."
+    groups = scales.view(-1, GROUP)
+    apart = (restored.float().view(-1, GROUP) - groups).abs().amax(1)
+    off = float((apart / groups.amax(1)).max())
+    if not off <= MOST_OFF:
         return (
-            f"Your model takes {share:.1%} of the 16-bit bytes; {MOST_SHARE:.0%} are allowed. "
-            f"It holds: {listed}."
+            f"{bits:.3g} bits for each scale are few enough, but one is off by {off:.2%} of the "
+            f"largest in its group; {MOST_OFF:.1%} is allowed."
         )
-    times = math.exp(_loss(small, tokenizer) - reference)
-    if not times <= MOST_PERPLEXITY:
-        return (
-            f"{share:.1%} of the bytes is little enough, but the perplexity is {times - 1:+.1%} "
-            "off. Which part did you round most?"
-        )
-    return checks.Correct(f"That is right: {share:.1%} of the bytes, perplexity {times - 1:+.1%}.")
-
-
-def _loss(model: nn.Module, tokenizer) -> float:
-    return held_out_loss(model, tokenizer=tokenizer, rows=ROWS, seq_len=SEQ_LEN)
+    return checks.Correct(
+        f"That is right: {bits:.4g} bits for each scale, {4 + bits / 64:.4g} for each weight."
+    )

@@ -10,7 +10,7 @@ hide each other; time covered twice counts once. Times must come from one clock.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from matplotlib.patches import Patch
 
@@ -50,13 +50,20 @@ def idle_share(rows: Rows) -> float:
     return 1 - sum(map(_busy, rows.values())) / (len(rows) * duration)
 
 
-def gantt(charts: Mapping[str, Rows], *, title: str | None = None, source: str = "") -> Picture:
+def gantt(
+    charts: Mapping[str, Rows],
+    *,
+    title: str | None = None,
+    source: str = "",
+    write: Callable[[float], str] = seconds_text,
+) -> Picture:
     """Show which device worked when, and the same as a table beneath.
 
     Args:
         charts: for each chart's name its rows; for each row's name its spans. A row may be empty.
         title: what the figure shows; None: "Which device works when".
         source: where the times come from.
+        write: turns a time into text; the default takes seconds.
 
     Returns:
         The figure, already shown.
@@ -98,13 +105,13 @@ def gantt(charts: Mapping[str, Rows], *, title: str | None = None, source: str =
                 share = f"{idle / duration:.0%}"
                 note(axes, f"{share} idle", (1, y), (8, 0), xycoords=ASIDE, color=GREY, va="center")
                 times = [_busy([span for span in spans if span.kind == kind]) for kind in kinds]
-                cells = map(seconds_text, [*times, idle, duration])
+                cells = map(write, [*times, idle, duration])
                 table.append([f"{name}: {row}" if name else row, *cells, share])
             y += 1
         axes.set_xlim(0, longest)
         axes.set_ylim(y - 0.4, -0.5)
         axes.set_yticks(list(ticks), list(ticks.values()))
-        scale(axes.xaxis, seconds_text)
+        scale(axes.xaxis, write)
         axes.set_xlabel("time")
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")

@@ -6,6 +6,8 @@
     recorder.lap()                        # the spans of the next step go into a new list
     gantt({"last step": {"stage 0": recorder.laps[-2]}})
 
+`in_slots` keeps the order of what several devices did, and replaces the seconds by given lengths.
+
 Times are of the machine's monotonic clock, which all its processes share.
 
 Limits: each watched call waits for the GPU before and after, so that its work is done when the time
@@ -15,7 +17,7 @@ is recorded: the program cannot run ahead of the GPU. Only the current GPU is wa
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,3 +82,25 @@ class SpanRecorder:
         """Return the closed laps that a recorder wrote to ``path``."""
         laps = json.loads(Path(path).read_text(encoding="utf-8"))
         return [[Span(*span) for span in lap] for lap in laps]
+
+
+def in_slots(
+    rows: Mapping[str, Iterable[Span]], lengths: Mapping[str, float]
+) -> dict[str, list[Span]]:
+    """Return recorded spans as if each kind took a given time, and sending none.
+
+    Each device keeps its order. A span begins when its device is free and the span of the same
+    ``text`` (the number of a micro-batch) that began before it, on whichever device, is done.
+
+    Args:
+        rows: for each device its spans, of one clock.
+        lengths: for each kind of span how long it takes.
+    """
+    spans = sorted((span.start, row, span) for row in rows for span in rows[row])
+    placed: dict[str, list[Span]] = {row: [] for row in rows}
+    free, arrived = dict.fromkeys(rows, 0.0), dict.fromkeys((s.text for *_, s in spans), 0.0)
+    for _, row, span in spans:
+        start = max(free[row], arrived[span.text])
+        free[row] = arrived[span.text] = stop = start + lengths[span.kind]
+        placed[row].append(Span(span.kind, start, stop, span.text))
+    return placed

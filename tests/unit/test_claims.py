@@ -58,6 +58,7 @@ def test_every_claim_has_a_rule_to_judge_it_by():
 
 def test_a_rule_reads_as_a_sentence():
     assert claims.find("ckpt-40").rule == "Supported from 36 % to 44 %; wrong below 5 %."
+    assert claims.find("sharding-linear").rule.endswith("above 2.00 ×. More is overstated.")
 
 
 def test_an_unknown_claim_names_the_nearest():
@@ -77,7 +78,13 @@ def test_an_unknown_claim_names_the_nearest():
         ("ckpt-40", 0.35, Verdict.OVERSTATED),
         ("ckpt-40", 0.60, Verdict.UNDERSTATED),
         ("ckpt-40", 0.04, Verdict.WRONG),
+        ("accum-constant-memory", 1.2, Verdict.OVERSTATED),  # it promises little
+        ("accum-constant-memory", 0.9, Verdict.UNDERSTATED),
+        ("sharding-linear", 1.34, Verdict.OVERSTATED),
+        ("sharding-linear", 1.0, Verdict.SUPPORTED),
+        ("sharding-linear", 2.1, Verdict.WRONG),
         ("adam-8b", 8.0, Verdict.SUPPORTED),
+        ("adam-8b", 9.0, Verdict.UNDERSTATED),  # a figure, too small
         ("adam-8b", 20, Verdict.WRONG),
         ("amp-accuracy", 0, Verdict.SUPPORTED),
         ("grads-freed-after-step", True, Verdict.SUPPORTED),
@@ -108,10 +115,12 @@ def test_conditions_that_differ_depend():
     assert judgement.by_condition["batch 1"] == Verdict.NOT_TESTABLE
 
 
-def test_conditions_that_all_have_less_than_claimed_do_not_depend():
+def test_conditions_that_all_fall_short_do_not_depend():
     judgement = verdicts.judge("ckpt-40", {"batch 1": 0.01, "batch 8": 0.3})
     assert judgement.verdict == Verdict.OVERSTATED
     assert list(judgement.by_condition.values()) == ["wrong", "overstated"]
+    judgement = verdicts.judge("sharding-linear", {"4": 1.34, "8": 2.5})
+    assert judgement.verdict == Verdict.OVERSTATED
     between = {"batch 1": 0.01, "batch 8": 0.3, "batch 16": 0.6}  # some batch agrees
     assert verdicts.judge("ckpt-40", between).verdict == Verdict.DEPENDS
 

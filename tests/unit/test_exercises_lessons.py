@@ -6,24 +6,21 @@ as a function without parameters that computes it.
 """
 
 import ast
-import copy
 import importlib
 import inspect
 import json
 import math
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from fake_runs import fake_run
-from torch import nn
 
 import labkit as lab
 from labkit.allocator.caching import CachingAllocator
-from labkit.exercises import lesson_02, lesson_16
+from labkit.exercises import lesson_02
 from labkit.exercises.checks import train
 from labkit.exercises.engine import Status, of_lesson
 from labkit.exercises.lesson_00 import SEQ_LEN
@@ -34,7 +31,6 @@ from labkit.exercises.lesson_09 import ALLOWED_GROWTH_BYTES, LINES, leaking
 from labkit.exercises.lesson_11 import Block, fewer_gib
 from labkit.exercises.lesson_12 import chunks
 from labkit.exercises.lesson_15 import adapter_bytes, next_step
-from labkit.exercises.lesson_16 import stored_bytes
 from labkit.exercises.lesson_17 import _simulated, large, roomy
 from labkit.exercises.lesson_20 import first_stage
 from labkit.plan.formula import Part, formula_estimate
@@ -44,7 +40,7 @@ from labkit.values import GIB, MIB
 pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 LESSONS = [f"{number:02}" for number in range(25)]
-SLOWEST = ("15-2", "16-2", "19-1", "23-1")  # up to a minute for each answer
+SLOWEST = ("15-2", "19-1", "23-1")  # up to a minute for each answer
 IDS = [
     pytest.param(id, marks=pytest.mark.nightly) if id in SLOWEST else id
     for lesson in LESSONS
@@ -63,23 +59,6 @@ def answers(kind):
             marks = pytest.mark.nightly if again or answer[0] in SLOWEST else ()
             found.append(pytest.param(*answer, id=f"{answer[0]} {number}", marks=marks))
     return found
-
-
-@pytest.fixture(autouse=True)
-def less_work(monkeypatch):
-    """Load lesson 16's model once, and judge it by two rows."""
-    monkeypatch.setattr(lesson_16, "pretrained", pretrained_copy)
-    monkeypatch.setattr(lesson_16, "ROWS", 2)
-
-
-@cache
-def pretrained():
-    return lab.pretrained("SmolLM2-135M")
-
-
-def pretrained_copy():
-    model, tokenizer = pretrained()
-    return copy.deepcopy(model), tokenizer
 
 
 def check(id, answer):
@@ -262,23 +241,6 @@ def test_15_the_adapters_are_those_that_peft_makes():
 def test_15_the_next_step_depends_on_the_peak(category, says):
     run = fake_run(total_bytes=3 << 30, shares={category: 0.8, Category.WEIGHTS: 0.2})
     assert says in next_step(run)
-
-
-def test_16_no_tensor_is_overlooked_or_counted_twice():
-    layer = nn.Linear(10, 10, bias=False)  # 100 floats
-    model = nn.Sequential(layer, layer)
-    layer.register_buffer("halves", torch.zeros(5, dtype=torch.float16))
-    layer.hidden = torch.zeros(30, dtype=torch.int8)  # no buffer, and counted all the same
-    layer.view = layer.hidden[:10]
-    assert stored_bytes(model) == {"floats": 210, "integers": 30}
-
-
-@pytest.mark.parametrize(("double", "scales"), [(False, 4 * 64), (True, 64 + 4)])
-def test_16_packed_weights_count_with_their_scales(double, scales):
-    import bitsandbytes as bnb
-
-    layer = bnb.nn.Linear4bit(64, 64, bias=False, quant_type="nf4", compress_statistics=double)
-    assert stored_bytes(layer.to("cpu")) == {"4-bit matrices": 2048, "their scales": scales}
 
 
 def test_17_the_targets_leave_room_and_bite():

@@ -2,7 +2,7 @@
 
 import time
 
-from labkit.toolbox.spans import Span, SpanRecorder
+from labkit.toolbox.spans import Span, SpanRecorder, in_slots
 
 
 class Stage:
@@ -39,3 +39,14 @@ def test_laps_are_separate_and_the_closed_ones_travel_through_a_file(tmp_path):
     assert laps == recorder.laps[:2]
     assert isinstance(laps[0][0], Span)
     assert [[span.text for span in lap] for lap in recorder.laps] == [["1"], ["2"], []]
+
+
+def test_slots_keep_the_order_and_wait_for_what_comes_before():
+    first = [Span("forward", 0, 0.3, "0"), Span("forward", 0.3, 0.4, "1")]
+    first += [Span("backward", 2, 3, "0"), Span("backward", 5, 9, "1")]
+    second = [Span("forward", 0.31, 0.4, "0"), Span("backward", 0.5, 1.9, "0")]
+    second += [Span("forward", 2, 2.1, "1"), Span("backward", 2.2, 4, "1")]
+    placed = in_slots({"a": first, "b": second}, {"forward": 1, "backward": 2})
+    assert [(span.start, span.stop) for span in placed["a"]] == [(0, 1), (1, 2), (4, 6), (7, 9)]
+    assert [(span.start, span.stop) for span in placed["b"]] == [(1, 2), (2, 4), (4, 5), (5, 7)]
+    assert [span.text for span in placed["a"]] == ["0", "1", "0", "1"]

@@ -1,38 +1,44 @@
 """Answers to lesson 16's exercises."""
 
 import torch
-from torch import nn
 
-from labkit.exercises.lesson_16 import EightBits, shrink, weights_gb
-
-
-def eight_bits(model):
-    for name, old in list(model.named_modules()):
-        if isinstance(old, nn.Linear):
-            model.set_submodule(name, EightBits(old.weight.detach()))
-    model.model.embed_tokens = model.lm_head
-    return model
+from labkit.exercises.lesson_16 import squeeze, weights_gb
 
 
-def only_layers(model):
-    head = model.lm_head
-    model = shrink(model)
-    model.model.embed_tokens.codes = head.weight.to(torch.bfloat16)
-    return model
+def in_halves(scales):
+    """Groups of 128, which cost twice as much."""
+    groups = scales.reshape(-1, 128)
+    steps = groups.amax(1, keepdim=True) / 255
+    return (groups / steps).round().to(torch.uint8), steps
 
 
-def four_layers(model):
-    model.model.layers = model.model.layers[:4]
-    return model
+def one_step(scales):
+    step = scales.max() / 255
+    return (scales / step).round().to(torch.uint8), step
 
 
-def adapted(model):
-    ids = torch.arange(8)[None]
-    model(input_ids=ids, labels=ids).loss.backward()
-    return shrink(model)
+def signed(scales):
+    groups = scales.reshape(-1, 256)
+    steps = groups.amax(1, keepdim=True) / 127
+    return (groups / steps).round().to(torch.int8), steps
 
 
-RIGHT = [("16-1", 39.5), ("16-1", lambda: round(weights_gb(), 1))]
+def cut_off(scales):
+    groups = scales.reshape(-1, 256)
+    steps = groups.amax(1, keepdim=True) / 255
+    return (groups / steps).to(torch.uint8), steps  # not rounded
+
+
+def long_codes(scales):
+    codes, steps = squeeze(scales)
+    return codes.long(), steps
+
+
+RIGHT = [
+    ("16-1", 39.5),
+    ("16-1", lambda: round(weights_gb(), 1)),
+    ("16-2", in_halves),
+]
 MISTAKES = [
     ("16-1", 35.3, "are weights, too"),
     ("16-1", 37.4, "as large as the embedding"),
@@ -40,10 +46,11 @@ MISTAKES = [
     ("16-1", 38.4, "Scales take bytes"),
     ("16-1", 36.36, "Llama-2-70B"),
     ("16-1", 39.5e9, "check the units"),
-    ("16-2", lambda model: model, "100.0% of the 16-bit bytes"),
-    ("16-2", eight_bits, "are allowed"),
-    ("16-2", only_layers, "are allowed"),
-    ("16-2", four_layers, "little enough, but the perplexity"),
-    ("16-2", adapted, "grad"),
-    ("16-2", lambda model: "small", "should return the model"),
+    ("16-2", lambda scales: (scales, scales), "should be integers"),
+    ("16-2", lambda scales: scales, "should return two tensors"),
+    ("16-2", lambda scales: (squeeze(scales)[0][:1], squeeze(scales)[1][:1]), "256 numbers"),
+    ("16-2", long_codes, "64.1 bits"),
+    ("16-2", one_step, "few enough, but one is off"),
+    ("16-2", signed, "few enough, but one is off"),
+    ("16-2", cut_off, "few enough, but one is off"),
 ]

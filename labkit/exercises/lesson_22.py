@@ -140,6 +140,8 @@ def check_leaner(answer):
     for name in ("bf16", "nf4", "lora"):
         if getattr(switches, name):
             return f"With --{name} it is another training."
+    if switches.optimizer == "8bit":
+        return "With --optimizer=8bit it is another training: the moments are rounded."
     run = simulated(answer)
     if problem := memory_target(run, MOST_BYTES):
         return f"{problem} {_leaner_advice(switches, run)}"

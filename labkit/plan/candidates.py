@@ -3,8 +3,9 @@
 A *configuration* says what is trained and how exactly: precision, optimizer, adapters. Its *levels*
 add techniques that leave the result as it is, the cheapest first.
 
-Source of "the same training" for mixed precision: the weights and their updates stay in float32,
-and https://arxiv.org/abs/1710.03740 reached float32's accuracy with unchanged hyper-parameters.
+"The same training": the weights and the state that a step leaves for the next are those of AdamW in
+float32. An 8-bit optimizer rounds the state, so it changes the training; mixed precision rounds
+products alone, and https://arxiv.org/abs/1710.03740 reached float32's accuracy with it.
 
 Limits: adapters of one rank on all linear layers. Where the GPU computes in bfloat16, amp-fp16 is
 left out: it takes the same memory and needs a scaler. Techniques are combined as in the levels
@@ -139,8 +140,8 @@ def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
 
 _OPTIMIZER_CHANGES = {
     "adamw": (),
-    "adamw8bit": ("the optimizer state is kept in 8 bits",),
-    "paged-adamw8bit": ("the optimizer state is kept in 8 bits",),
+    "adamw8bit": ("the optimizer's state is rounded to 8 bits",),
+    "paged-adamw8bit": ("the optimizer's state is rounded to 8 bits",),
     "adafactor": (
         "Adafactor keeps second moments by row and column only",
         "Adafactor has no momentum",

@@ -552,3 +552,47 @@ def test_lesson_23_quotes_the_answers_about_its_script(run, gpu):
     first, peak = (line for line in str(verdict).splitlines() if re.match(r"It |  Peak ", line))
     assert " ".join(first.split()) in quoted
     assert " ".join(peak.split()) in quoted
+
+
+def _table_of_lesson_22():
+    """For each answer in its table: GPU, model, switches, and the answer."""
+    jobs = (
+        ("rtx-4090", "meta-llama/Llama-3.1-8B"),
+        ("a100-80gb", "meta-llama/Llama-2-70b-hf"),
+    )
+    cell = next(text for text in _cells("22") if "8B on 24 GB" in text)
+    lines = re.findall(r"^\| a.*\|$", cell, re.MULTILINE)
+    six = re.search(r"`(--amp[^`]*)`", lines[0])[1]
+    for number, line in enumerate(lines):
+        _, switches, *answers = (part.strip() for part in line.strip("|").split("|"))
+        flags = " ".join(re.findall(r"`([^`]*)`", switches))
+        if "six" in switches:
+            flags = f"{six} {flags}"
+        if "nine" in switches:
+            flags = f"{six} --bf16 --lora=16 --nf4"
+        for (gpu, model), answer in zip(jobs, answers, strict=True):
+            marks = () if answer == "8.39 GiB" else pytest.mark.nightly
+            yield pytest.param(gpu, model, flags, answer, id=f"{gpu}-{number}", marks=marks)
+
+
+def _cells(number):
+    notebook = nbformat.read(find([number])[0].path, as_version=4)
+    return [cell.source for cell in notebook.cells]
+
+
+@pytest.mark.parametrize(("gpu", "model", "flags", "answer"), list(_table_of_lesson_22()))
+def test_lesson_22_quotes_the_answers_about_its_script(run, tmp_path, gpu, model, flags, answer):
+    parts = [text for text in _cells("22") if text.startswith("%%writefile")]
+    script = "\n".join(part.partition("\n")[2] for part in parts)
+    (tmp_path / "text.txt").write_text("All of it is made up. " * 4000)
+    verdict, _ = run(script, "--model", model, *flags.split(), gpu=gpu, steps=2)
+    first = str(verdict).splitlines()[0]
+    if not answer.startswith("fails"):
+        assert f": {answer} of" in first
+        return
+    assert "It does not fit" in first
+    # transformers loads in threads, and the phase of what a thread asks for is a guess.
+    loading = "core_model_loading.py" in str(verdict).partition("The request that failed")[2][:80]
+    assert loading == (answer == "fails while loading")
+    if not loading:
+        assert f", {answer.removeprefix('fails in ')}, " in first

@@ -11,7 +11,7 @@ from labkit.toolbox.losses import losses
 
 MOST_PEAK, MOST_EXTRA_LOSS = 1 / 2, 0.02
 WIDE, STEPS = 1536, 60
-# gradients, copy, activations of a row: some divide evenly, one has no copy
+# gradients, copy, bytes of a row: some divide evenly, one has no copy
 JOBS = ((475, 475, 220), (600, 0, 200), (600, 600, 150), (1000, 1000, 3000))
 
 
@@ -23,8 +23,8 @@ def _slips(gradients, copy, row):
     rows = useless_from(gradients, copy, row)
     return {
         (gradients + copy) / row: "Rows are whole: which way do you round?",
-        rows - 1: "There the activations are still smaller: the peak lies in the update.",
-        rows + 1: "One row less is enough: the activations already reach the other term there.",
+        rows - 1: "There the peak still lies in the update: compare the two terms of the maximum.",
+        rows + 1: "It is useless there, but that is not the smallest number of rows.",
         math.ceil(gradients / row): "The update after backward also makes its copy.",
     }
 

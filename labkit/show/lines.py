@@ -46,7 +46,7 @@ def lines(
     Args:
         series: for each line's name its points, ``{x: y}``; None for a y that could not be
             had (out of memory): a gap in the line, a dash in the table. A line named after
-            a category has the category's colour.
+            a category has the category's colour; "A in B" beside a line "A" is that one dashed.
         x_label: what x is, with its unit.
         y_label: what y is.
         log: both axes logarithmic, so that "twice as much" is the same distance everywhere
@@ -72,10 +72,16 @@ def lines(
     if log and min(*xs, *ys) <= 0:
         raise InputError(f"a logarithmic axis has no place for {min(*xs, *ys)}: pass log=False")
     legend = []
+    plain = {name: name.partition(" in ")[0] for name in curves}
+    pairs = any(name != base and base in curves for name, base in plain.items())
     for number, (name, curve) in enumerate(curves.items()):
         heights = [y if _finite(y) else math.nan for y in curve.values()]
         marker = LINE_MARKERS[number % len(LINE_MARKERS)] if len(curve) <= MOST_MARKERS else ""
         style = line_style(number, COLOURS.get(name, ""))
+        if pairs:
+            base = plain[name] if plain[name] in curves else name
+            style = line_style(list(curves).index(base), COLOURS.get(base, ""))
+            style["linestyle"] = "-" if base == name else "--"
         legend.append(Line2D([*curve], heights, label=name, marker=marker, markersize=6, **style))
     limits = []
     if limit is not None and (limit > 0 if log else limit <= 3 * max(ys)):  # or all would be flat

@@ -21,7 +21,7 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
 
     A line is the mean over the seeds, the band around it reaches from the lowest to the highest.
     A line ends where a loss is no longer finite. If one goes ten times higher than another ever is,
-    the figure ends at one and a half times that other's highest loss.
+    the figure ends at one and a half times that other's highest loss, and begins near the lowest.
 
     Args:
         several: what ``lab.losses`` gave, one or more; the table compares each with the first.
@@ -43,12 +43,13 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
         for number, each in enumerate(several)
     ]
     figure = Picture(title or "Loss during training", source, body=350, legend=legend, columns=3)
-    highest = []
+    highest, lowest = [], []
     with figure.drawing() as axes:
         for each, line in zip(several, legend, strict=True):
             curves = pd.DataFrame(each.curves).T  # a row for each step, a column for each seed
             bad = ~np.isfinite(curves)
             highest.append(curves.mask(bad, 0).abs().max(axis=None))
+            lowest.append(curves.mask(bad).min(axis=None))
             smooth = curves.mask(bad).rolling(max(1, len(curves) // 20), min_periods=1).mean()
             smooth[bad.any(axis=1).cummax()] = np.nan  # from the first bad loss of any seed on
             steps, low, high = smooth.index + 1, smooth.min(axis=1), smooth.max(axis=1)
@@ -59,7 +60,7 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
         # One line that diverges would press the others flat: it leaves the figure instead.
         usual = min(filter(None, highest), default=0)
         if usual and max(highest) > 10 * usual:
-            axes.set_ylim(0, 1.5 * usual)
+            axes.set_ylim(0.9 * max(0, np.nanmin(lowest)), 1.5 * usual)
         name_axes(axes, "step", "loss in nats per token")
     figure.describe(
         "Lines",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.show.picture import GREY, INK, LINE_COLOURS, PALE, Picture, one_line, scale
+from labkit.show.picture import ALARM, GREY, INK, LINE_COLOURS, PALE, Picture, one_line, scale
 from labkit.values import InputError
 
 ROW, HISTOGRAM = 46, 150  # pixels
@@ -23,6 +23,7 @@ def number_lines(
     levels: Mapping[str, Iterable[float]],
     *,
     values: Iterable[float] | None = None,
+    lost: tuple[float, str] | None = None,
     x_label: str = "value",
     title: str | None = None,
     source: str = "",
@@ -34,6 +35,7 @@ def number_lines(
         levels: for each line's name the values it can hold, in any order, as numbers, an array
             or a tensor of any shape, dtype and device. Equal ones count once.
         values: numbers to be rounded: their histogram is drawn above the lines.
+        lost: below which number the figure is shaded, and what is written there.
         x_label: what the numbers are.
         title: what the figure shows; None: "Levels of <names>".
         source: where the numbers come from.
@@ -78,6 +80,10 @@ def number_lines(
         axes.set_xlim(10**ends if log else ends)
         scale(axes.xaxis, "{:,.6g}".format, 8, log=log)
         axes.set_xlabel(one_line(x_label, 80))
+        if lost:
+            for each in grid[:, 0]:
+                each.axvspan(axes.get_xlim()[0], lost[0], color=ALARM, alpha=0.12, linewidth=0)
+            above.text(0.01, 0.9, lost[1], transform=above.transAxes, va="top", color=ALARM)
         for row, line in enumerate(drawn.values()):
             _, first = np.unique(np.round(PLACES / np.ptp(ends) * place(line)), return_index=True)
             colour = TICK_COLOURS[row % len(TICK_COLOURS)]

@@ -291,6 +291,15 @@ def test_recorded_verdicts_are_those_of_this_claim(monkeypatch):
     ]
 
 
+def test_what_a_cpu_computed_beside_a_phantom_is_not_listed(monkeypatch):
+    entry = {"id": "opt8-drop-in", "verdict": "supported", "measured": True}
+    for mode, listed in (("trained on the CPU, 3 seeds", 0), ("on a phantom NVIDIA T4", 1)):
+        here = {"kind": "cuda", "name": "NVIDIA T4", "phantom": True, "versions": {}}
+        found = [result(machine=here, judgements=({**entry, "mode": mode},))]
+        monkeypatch.setattr(results, "recorded", lambda lesson, found=found: found)
+        assert len(session.recorded_lines(claims.find("opt8-drop-in"))) == listed
+
+
 def test_expect_ticks_or_raises(capsys):
     assert session.expect(True, "gradients are equal") is None
     assert capsys.readouterr().out == "✓ gradients are equal\n"

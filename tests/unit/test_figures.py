@@ -293,6 +293,14 @@ def test_lines_fit_and_keep_gaps(log, capsys):
     assert math.isnan(figure.axes[0].get_lines()[0].get_ydata()[2])
 
 
+def test_a_line_in_another_way_is_that_line_dashed():
+    names = ["AdamW", "AdamW in backward", "SGD"]
+    figure = lines({name: {1: 1, 2: 2} for name in names}, "rows", "peak")
+    plain, dashed, other = figure.axes[0].get_lines()
+    assert plain.get_color() == dashed.get_color() != other.get_color()
+    assert [line.get_linestyle() for line in (plain, dashed, other)] == ["-", "--", "-"]
+
+
 def test_a_limit_is_drawn_where_it_has_a_place():
     curve = {1: GIB / 4, 2: GIB / 2, 4: GIB}
     for limit in (2 * MIB, 80 * GIB):  # however far, on a logarithmic axis
@@ -465,6 +473,17 @@ def test_a_logarithmic_axis_shows_what_lies_above_zero():
     assert "1e-14" in words(figure)
     assert " 1 " in words(figure)
     assert sum(bar.get_height() for bar in figure.axes[0].patches) == 1
+
+
+def test_what_is_lost_is_shaded_and_named():
+    about = {"values": [1e-3, 0.5], "log": True}
+    figure = number_lines({"a": [0.1, 1]}, lost=(0.05, "lost: 50%"), **about)
+    assert_fits(figure)
+    assert "lost: 50%" in words(figure)
+    for axes in figure.axes:
+        assert axes.patches[-1].get_extents().transformed(axes.transData.inverted()).x1 == (
+            pytest.approx(0.05)
+        )
 
 
 def test_the_histogram_holds_every_value():

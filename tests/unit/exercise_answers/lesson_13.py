@@ -37,8 +37,8 @@ RIGHT = [
 ]
 MISTAKES = [
     ("13-1", lambda gradients, copy, row: (gradients + copy) / row, "which way do you round"),
-    ("13-1", lambda gradients, copy, row: (gradients + copy) // row, "still smaller"),
-    ("13-1", lambda gradients, copy, row: (gradients + copy) // row + 1, "One row less"),
+    ("13-1", lambda gradients, copy, row: (gradients + copy) // row, "lies in the update"),
+    ("13-1", lambda gradients, copy, row: (gradients + copy) // row + 1, "not the smallest"),
     ("13-1", lambda gradients, copy, row: -(-gradients // row), "makes its copy"),
     ("13-2", roomy, "the target at most"),
     ("13-2", changed(inside, ("Adafactor", "AdamW")), "peak is optimizer"),

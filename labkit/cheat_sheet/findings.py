@@ -13,13 +13,18 @@ from pathlib import Path
 from labkit.course import outcomes, results
 from labkit.course.claims import Verdict, all_claims, format_found
 from labkit.course.outcomes import RUN_VARIABLE
+from labkit.course.results import Plain
 from labkit.support.files import PACKAGE, RUN_FOLDER
 from labkit.values import InputError
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One judgement of one claim: on a GPU that recorded, a phantom or not, or on this machine."""
+    """One judgement of one claim: on a GPU that recorded, a phantom or not, or on this machine.
+
+    ``agrees`` and ``differs`` are what was found under the conditions that support the claim, and
+    under the others.
+    """
 
     claim: str
     verdict: Verdict
@@ -27,6 +32,8 @@ class Finding:
     machine: str
     recorded: bool
     phantom: bool = False
+    agrees: str = ""
+    differs: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,14 @@ def _findings(result: results.Result, *, recorded: bool = True) -> list[Finding]
     for entry in result.judgements:
         id, verdict = entry["id"], Verdict(entry["verdict"])
         if id in all_claims() and verdict != Verdict.NOT_TESTABLE:
-            found = format_found(entry.get("measured"), all_claims()[id].unit)
-            findings.append(Finding(id, verdict, found, machine, recorded, phantom))
+            measured, unit = entry.get("measured"), all_claims()[id].unit
+            found = format_found(measured, unit)
+            agrees: dict[str, Plain] = {}
+            differs: dict[str, Plain] = {}
+            for name, judged in entry.get("by_condition", {}).items():
+                if judged != Verdict.NOT_TESTABLE and isinstance(measured, Mapping):
+                    kept = agrees if judged == Verdict.SUPPORTED else differs
+                    kept[name] = measured.get(name)
+            texts = format_found(agrees, unit), format_found(differs, unit)
+            findings.append(Finding(id, verdict, found, machine, recorded, phantom, *texts))
     return findings

@@ -1,6 +1,7 @@
 """The cheat sheet's figures: verdicts by article, and what each technique saves and costs alone."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -9,9 +10,9 @@ from matplotlib.patches import Patch
 from labkit.cheat_sheet.export import OPEN, percent
 from labkit.cheat_sheet.figures import Row
 from labkit.cheat_sheet.findings import Trial
-from labkit.course.claims import Verdict, article_names
+from labkit.course.claims import Verdict, all_claims, article_names
 from labkit.show.bars import HEIGHT, write_total
-from labkit.show.picture import EDGE, INK, PAPER, Picture, note, showing
+from labkit.show.picture import EDGE, INK, Picture, note, showing
 
 #: Each verdict's colour and hatch, in the order of the bars.
 STYLES = {
@@ -24,6 +25,9 @@ STYLES = {
 }
 NAMES = {verdict: OPEN if verdict is Verdict.NOT_TESTABLE else str(verdict) for verdict in STYLES}
 CHANGED, SAME = ("#CC79A7", "xxx"), ("#0072B2", "")  # the training
+#: Where the numbers of neighbours stand beneath, apart even where both are narrow; in points.
+SIDES = {Verdict.OVERSTATED: ("right", 1), Verdict.WRONG: ("left", 0)}
+EACH_ONCE = "all, each once"
 MOST = 1.2  # of a change that is drawn; a longer bar is cut
 
 
@@ -32,8 +36,10 @@ def _fill(style: tuple[str, str]) -> dict[str, object]:
 
 
 def draw_verdict_bars(trial: Trial, *, title: str) -> Picture:
-    """Draw how each article's claims came out, a bar for each article."""
+    """Draw how each article's claims came out, a bar for each article and one for all claims."""
+    names = {letter: f"{letter}: {name}" for letter, name in article_names().items()}
     counted = trial.by_article()
+    counted[EACH_ONCE] = Counter(map(trial.verdict, all_claims()))
     phantoms = sum(machine.startswith("a phantom") for machine in trial.machines)
     others = len(trial.machines) - phantoms
     source = f"one verdict for each claim, over all records: {phantoms} phantom GPUs"
@@ -44,22 +50,26 @@ def draw_verdict_bars(trial: Trial, *, title: str) -> Picture:
         legend=[Patch(label=NAMES[verdict], **_fill(style)) for verdict, style in STYLES.items()],
     )
     most = max(sum(counts.values()) for counts in counted.values())
-    names, rows = [], []
+    labels, rows = [], []
     with figure.drawing() as axes:
         for y, (letter, counts) in enumerate(counted.items()):
             start = 0
             for verdict, style in STYLES.items():
                 number = counts[verdict]
                 axes.barh(y, number, left=start, height=HEIGHT, **_fill(style))
-                if number:
+                if number and style[1]:  # a hatch leaves nothing legible
+                    below = (start + number / 2, y + HEIGHT / 2)
+                    side, shift = SIDES.get(verdict, ("center", 0))
+                    note(axes, str(number), below, (shift, -2), size=10, ha=side, va="top")
+                elif number:
                     middle = (start + number / 2, y)
-                    place = {"ha": "center", "va": "center", "zorder": 6, "bbox": PAPER}
+                    place = {"ha": "center", "va": "center", "zorder": 6}
                     note(axes, str(number), middle, (0, 0), size=10, **place)
                 start += number
             write_total(axes, f"{start} claims", start, y)
-            names.append(textwrap.fill(f"{letter}: {article_names()[letter]}", 30))
+            labels.append(textwrap.fill(names.get(letter, letter), 30))
             rows.append([letter, *(str(counts[verdict]) for verdict in STYLES), str(start)])
-        _name_bars(axes, names)
+        _name_bars(axes, labels)
         axes.set_xlim(0, 1.004 * most)  # with the outline of the longest
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)

@@ -280,6 +280,12 @@ def test_a_claim_counts_once_and_depends_where_machines_disagree():
         assert verdicts.total() == len(made)
 
 
+def test_a_finding_says_under_which_conditions_a_claim_agrees():
+    found = next(each for each in gather(own=False).findings["opt8-75"])
+    assert found.agrees.startswith("optimizer state: ")
+    assert found.differs.startswith("peak: ")
+
+
 def test_the_page_counts_by_article_and_all_once(sheet):
     judged = replace(sheet, trial=trial_of(bf16_no_scaler="supported supported"))
     rows = export.verdicts(judged).rows
@@ -300,6 +306,9 @@ def test_the_figures_draw_every_verdict_and_technique(sheet):
     figure = pictures.draw_verdict_bars(trial, title="Claims")
     assert_fits(figure)
     assert "A: supported 1, understated 0, depends 0, overstated 0, wrong 1, open 11" in figure.alt
+    assert (
+        "all, each once: supported 1, understated 0, depends 0, overstated 0, wrong 1" in figure.alt
+    )
     assert "13 claims" in [text.get_text() for text in texts(figure)]
     figure = pictures.draw_alone(sheet.rows, "simulated")
     assert_fits(figure)

@@ -24,7 +24,7 @@ def root_as_well(net, **options):
 RIGHT = [("19-2", root_as_well)]
 MISTAKES = [
     ("19-1", FEWEST - 8, "23.8 GiB reserved; there are 23.0 GiB"),  # the tensors would fit
-    ("19-1", FEWEST + 8, "But 104 GPUs fit, too"),
+    ("19-1", FEWEST + 8, "it is not the fewest"),
     ("19-1", FEWEST - 1, "no multiple of 8"),
     ("19-2", all_layers_at_once, "a unit that holds all layers"),
     ("19-2", by_layer, "the target at most 5.50 GiB"),

@@ -136,5 +136,7 @@ def check_thrifty(answer):
             problem += " You do compute scores again. How many rows of them are alive while you do?"
         elif share < 1:
             problem += " What has autograd saved of each block when forward has ended?"
+        else:
+            problem += " How many rows of scores are alive at once, and how many does a row need?"
         return problem
     return checks.Correct(f"That is right: {share:.0%} of the peak, the same gradients.")

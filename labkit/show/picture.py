@@ -61,6 +61,7 @@ OTHER_STYLES = {
     RESERVED: ("#BDBDBD", ""),
     ROUNDING: ("#FFFFFF", ""),
     "logits and loss": ("#56B4E9", "|||"),
+    "product": ("#D9D9D9", "xxx"),  # of lesson 11, the seventh part: black would hide its outline
 }
 OTHER_HATCHES = ("", "///", "...", "\\\\\\", "---", "xxx")
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -21,7 +21,7 @@ MISTAKES = [
     ("08-1", {"eager": 2560, "repeated": 8192}, "That does not fit"),
     ("08-1", {"eager": 1536.0, "repeated": 8192}, "But 2048 tokens with eager fit, too"),
     ("08-1", {"eager": 2048}, "A length is asked for"),
-    ("08-2", capped, "the target at most"),
+    ("08-2", capped, "How many rows of scores"),
     ("08-2", changed(thrifty, CHECKPOINT), "saved of each block"),
     ("08-2", one_block, "How many rows"),
     ("08-2", changed(thrifty, ("cap * torch.tanh(scores / cap)", "scores")), "Check the cap"),

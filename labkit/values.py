@@ -10,6 +10,8 @@ Kind = TypeVar("Kind")
 
 PRECISIONS = ("fp32", "amp-fp16", "amp-bf16", "bf16")
 
+#: Choices that a refusal names; of more, it names a dozen.
+MOST_NAMED = 30
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 #: Set in the environment of a process whose GPU is not there: see `labkit.phantom`.
@@ -54,7 +56,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
 
 def one_of(value: Any, allowed: Iterable[str], what: str) -> str:
     """Return the one of ``allowed`` that ``value`` is, ignoring case and ``_`` for ``-``, or raise
-    an `InputError` that names it, the nearest choice, and all of them."""
+    an `InputError` that names it, the nearest choice, and all of them (a dozen of very many)."""
     allowed = [str(choice) for choice in allowed]
     folded = {choice.lower().replace("_", "-"): choice for choice in allowed}
     key = (value if isinstance(value, str) else shown(value))[:200].lower().replace("_", "-")
@@ -62,7 +64,10 @@ def one_of(value: Any, allowed: Iterable[str], what: str) -> str:
         return folded[key]
     near = difflib.get_close_matches(key, folded, n=1, cutoff=0.4)
     hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
-    raise InputError(f"unknown {what} {shown(value)}.{hint} Known: {', '.join(allowed)}.")
+    known = allowed
+    if len(allowed) > MOST_NAMED:
+        known = [*allowed[:12], f"and {len(allowed) - 12} more"]
+    raise InputError(f"unknown {what} {shown(value)}.{hint} Known: {', '.join(known)}.")
 
 
 def positive_int(value: Any, what: str, *, most: int = 1 << 31) -> int:

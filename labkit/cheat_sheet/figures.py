@@ -72,7 +72,7 @@ def _seconds(found: Estimate, model: str) -> float | None:
     if found.recipe.ranks > 1:
         return None
     run = found.run
-    crossing_bytes = link_bytes(found.recipe, _shapes(model), bytes_to_host(found))
+    crossing_bytes = link_bytes(found.recipe, _shapes(model), bytes_to_host(found.run.trace))
     flops = {found.recipe.precision: run.flops}
     return least_seconds(found.gpu, flops, run.moved_bytes, crossing_bytes)
 

@@ -1,6 +1,7 @@
-"""``labkit estimate | advise | models | gpus``: what a training run takes, and what to train with.
+"""``labkit estimate | advise | fits | models | gpus``: what a training run takes, and what to train
+with.
 
-The first two exit with 0 if something fits, 1 if nothing does, 2 for bad input.
+The first three exit with 0 if something fits, 1 if nothing does, 2 for bad input.
 
 Limits: an experiment of the user's own is their code: it is run, and what it prints goes to
 standard error.
@@ -34,6 +35,7 @@ def add_commands(commands: Any) -> None:
     common.add_argument("--json", action="store_true", help="print everything found as JSON")
     _add_estimate(commands, common)
     _add_advise(commands, common)
+    _add_fits(commands)
     models = commands.add_parser("models", help="list the models that labkit knows by name")
     models.set_defaults(action=_models)
     gpus = commands.add_parser("gpus", help="list the GPUs that labkit knows by name")
@@ -78,6 +80,21 @@ def _add_advise(commands: Any, common: argparse.ArgumentParser) -> None:
         help = f"only recipes that train {trained}"
         only.add_argument(f"--{kind}", dest="only", action="store_const", const=kind, help=help)
     parser.set_defaults(action=_advise)
+
+
+def _add_fits(commands: Any) -> None:
+    parser = commands.add_parser(
+        "fits", help="look up which ways of training a model fit on a GPU", epilog=_EXIT
+    )
+    option = parser.add_argument
+    option("model", nargs="?", metavar="MODEL", help="a model of the table (labkit models)")
+    option("--gpu", metavar="NAME", help="a GPU of the catalogue")
+    option("--gpus", type=int, default=1, metavar="N", help="how many share the model (default: 1)")
+    option("--batch-size", type=int, default=1, metavar="N", help="rows, each GPU (default: 1)")
+    option("--seq-len", type=int, default=2048, metavar="N", help="tokens in a row (default: 2048)")
+    again = "compute the table again, in hours: what build/fits holds already is taken from there"
+    option("--rebuild", metavar="FILE.json", type=Path, help=again)
+    parser.set_defaults(action=_fits)
 
 
 def size(text: str) -> int:
@@ -159,6 +176,27 @@ def _advise(options: argparse.Namespace) -> int:
     if options.write is not None and advice.fitting:
         print(f"Script: {advice.write(options.write)}", file=sys.stderr)
     return 0 if advice.fitting else 1
+
+
+def _fits(options: argparse.Namespace) -> int:
+    if options.rebuild is not None:
+        from labkit.fits.build import rebuild
+
+        rebuild(options.rebuild, [options.model] if options.model else [])
+        return 0
+    if options.model is None or options.gpu is None:
+        raise InputError("say a model and a GPU: labkit fits Llama-3.1-8B --gpu rtx-4090")
+    from labkit.fits.lookup import fits
+
+    found = fits(
+        options.model,
+        options.gpu,
+        batch_size=options.batch_size,
+        seq_len=options.seq_len,
+        gpus=options.gpus,
+    )
+    print_table(list(found.columns), [[str(cell) for cell in row] for row in found.values])
+    return 0 if (found["fits"] == "fits").any() else 1
 
 
 def _models(_: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from labkit.plan import candidates
 from labkit.plan.estimate import Estimate, estimate
 from labkit.plan.recipe import MOST_TOKENS, Recipe
 from labkit.plan.shapes import shapes_of
+from labkit.trace import Trace
 from labkit.values import InputError
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Search:
     def _option(self, recipe: Recipe, found: Estimate) -> Option:
         run, needed = found.run, self._needed_bytes(found)
         changes = candidates.changes(recipe, self.shapes)
-        crossing = candidates.link_bytes(recipe, self.shapes, bytes_to_host(found))
+        crossing = candidates.link_bytes(recipe, self.shapes, bytes_to_host(run.trace))
         flops = {recipe.precision: run.flops}
         seconds = least_seconds(self.gpu, flops, run.moved_bytes, crossing)
         return Option(
@@ -269,9 +270,8 @@ def left_to_gain(tried: Iterable[Option]) -> float:
     return (y1 - y2) / (x1 - x2) / best.recipe.batch_size / best.seconds_per_token
 
 
-def bytes_to_host(found: Estimate) -> int:
+def bytes_to_host(trace: Trace) -> int:
     """Return the bytes allocated on the host in the last step: offloaded activations."""
-    trace = found.run.trace
     start = trace.steps()[-1][0]
     return sum(change for index, _, change in trace.changes("cpu") if index >= start and change > 0)
 

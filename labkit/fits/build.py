@@ -1,0 +1,286 @@
+"""Compute the table of `labkit.fits.table`: every model, every way to train it, growing batches.
+
+    labkit fits --rebuild results/fits.json
+
+Each point is what `labkit estimate` says of one recipe where memory has no end: PyTorch's allocator
+replayed over the traced step. A model's points are stored as soon as they are there, and what is
+stored already is not computed again, so that the same command goes on where it was interrupted.
+
+Limits: float16 is simulated for a T4, which has no flash kernels, everything else for an A100.
+A point that takes more than ``MOST_BYTES`` is left out, and with it every larger batch.
+"""
+
+import contextlib
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.allocator.replay import Replay, replay
+from labkit.allocator.workspaces import with_workspaces
+from labkit.fits.table import (
+    PARTS,
+    PHASES,
+    TOKENS,
+    USUAL_LENGTH,
+    FitTable,
+    Point,
+    Row,
+    row_shape,
+)
+from labkit.hardware import catalogue
+from labkit.hardware.catalogue import Gpu
+from labkit.models.catalogue import MODELS
+from labkit.models.config import find_config
+from labkit.plan.candidates import LORA_RANK, least_bytes, link_bytes
+from labkit.plan.estimate import floor_bytes, recipe_log
+from labkit.plan.recipe import Recipe
+from labkit.plan.search import bytes_to_host
+from labkit.plan.shapes import shapes_of
+from labkit.support.files import read_file, write_atomic
+from labkit.trace import Category, Phase, Trace
+from labkit.values import GIB, InputError, one_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: More than any GPU of the catalogue that computes in bfloat16 and runs CUDA has.
+MOST_BYTES = 192 * GIB
+#: Tokens in a row at most, and the lengths that get rows of their own where length matters.
+MOST_LENGTH = 16384
+LENGTHS = (512, 1024, 2048, 4096)
+#: Up to this share, memory and traffic are said not to depend on the length of rows.
+ALIKE = 0.01
+RANKS = (2, 4, 8)
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+WORK_FOLDER = Path("build", "fits")
+_PHASE_NAMES = {
+    Phase.SETUP: "setup",
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER: "step",
+    Phase.OTHER: "step",
+}
+#: All but the toy that lessons train.
+_TRAINED = [name for name, info in MODELS.items() if info.parameters > 50e6]
+_FRUGAL = {"checkpointing": True, "chunked_loss": True}
+#: What every kind of training is tried with.
+_COMMON: tuple[dict[str, Any], ...] = (
+    {},
+    {"checkpointing": True},
+    _FRUGAL,
+    {**_FRUGAL, "optimizer_in_backward": True},
+)
+#: And the kinds that most people choose from.
+_MORE: tuple[dict[str, Any], ...] = (
+    {"chunked_loss": True},
+    {"chunked_loss": True, "offload": "activations"},
+    {**_FRUGAL, "offload": "optimizer"},
+    {**_FRUGAL, "offload": "weights"},
+    {"attention": "eager"},
+    {"attention": "eager", "checkpointing": True},
+)
+_SHARED = tuple({**level, "ranks": ranks} for ranks in RANKS for level in (*_COMMON[:3], _MORE[3]))
+_LORA = {"precision": "bf16", "lora": LORA_RANK}
+_FP16_LORA = {"precision": "amp-fp16", "lora": LORA_RANK}
+#: The kinds, each with its levels beside the common ones.
+_KINDS: tuple[tuple[dict[str, Any], tuple[dict[str, Any], ...]], ...] = (
+    ({"precision": "fp32"}, (_MORE[2],)),
+    ({"precision": "amp-bf16"}, _MORE + _SHARED),
+    ({"precision": "amp-bf16", "optimizer": "adamw8bit"}, ()),
+    ({"precision": "bf16"}, _MORE + _SHARED),
+    ({"precision": "bf16", "optimizer": "adamw8bit"}, ()),
+    ({"precision": "bf16", "optimizer": "adafactor"}, ()),
+    ({"precision": "amp-fp16"}, (_MORE[2],)),
+    ({"precision": "amp-fp16", "optimizer": "adamw8bit"}, ()),
+    (_LORA, _MORE + _SHARED),
+    ({**_LORA, "quantize": "nf4"}, ()),
+    ({**_LORA, "quantize": "nf4-double"}, _MORE),
+    (_FP16_LORA, ()),
+    ({**_FP16_LORA, "quantize": "nf4-double"}, ()),
+)
+
+
+def ways() -> list[Recipe]:
+    """Return the recipes of the table, for one sequence of one batch."""
+    found = []
+    for kind, more in _KINDS:
+        for level in _COMMON + more:
+            # Adapters have next to no gradients and optimizer state to be rid of.
+            idle = level.get("optimizer_in_backward") or level.get("offload") == "optimizer"
+            if idle and "lora" in kind:
+                continue
+            with contextlib.suppress(InputError):  # it contradicts itself
+                found.append(Recipe(**kind, **level))
+    return found
+
+
+def simulated_gpu(recipe: Recipe) -> Gpu:
+    """Return the GPU for which a recipe is simulated, with memory that does not end."""
+    gpu = catalogue.gpu("t4" if recipe.precision == "amp-fp16" else "a100-80gb")
+    return replace(gpu, usable_bytes=1 << 60)
+
+
+def point(config: "PreTrainedConfig", recipe: Recipe) -> Point:
+    """Simulate one point. Errors as for `labkit.plan.estimate.estimate`."""
+    gpu = simulated_gpu(recipe)
+    found = recipe_log(config, recipe, gpu)
+    trace = with_workspaces(found.log.trace, gpu)
+    played = replay(trace)
+    work, parts = found.log.step_work, trace.peak().by_category
+    return Point(
+        **_phase_peaks(trace, played),
+        reserved=played.peak_reserved_bytes,
+        floor=floor_bytes(trace, found.layer_bytes),
+        host=trace.peak("cpu").total_bytes,
+        **{name: parts.get(Category(name), 0) for name in PARTS},
+        flops=work.flops,
+        moved=work.moved_bytes,
+        sent=work.sent_bytes,
+        link=link_bytes(recipe, shapes_of(config), bytes_to_host(trace)),
+    )
+
+
+def _phase_peaks(trace: Trace, played: Replay) -> dict[str, int]:
+    """Return the most that was allocated in each phase; nothing happens in another one."""
+    peaks = dict.fromkeys(PHASES, 0)
+    for index, allocated_bytes in zip(played.indices, played.highest_bytes, strict=True):
+        name = _PHASE_NAMES[trace.events[index].phase]
+        peaks[name] = max(peaks[name], allocated_bytes)
+    return peaks
+
+
+def way_rows(config: "PreTrainedConfig", way: Recipe) -> tuple[Row, ...] | None:
+    """Return the points of one way; None if this model cannot be trained so."""
+    longest = longest_of(config)
+    try:
+        if least_bytes(way, shapes_of(config), way.ranks) > MOST_BYTES:
+            return (Row(0, (None,) * len(TOKENS)),)
+        usual = _row(config, way, 0)
+        # Does it matter how the tokens are divided?
+        length = min(USUAL_LENGTH, longest)
+        at = usual.points[TOKENS.index(length)]
+        if at is None:
+            return (usual,)
+        rows = 4
+        divided = point(config, way.but(batch_size=rows, seq_len=length // rows))
+        for name in (*PHASES, "moved"):
+            if not math.isclose(getattr(at, name), getattr(divided, name), rel_tol=ALIKE):
+                lengths = [each for each in LENGTHS if each <= longest]
+                return tuple(_row(config, way, each) for each in lengths)
+        return (usual,)
+    except InputError:
+        return None
+
+
+def _row(config: "PreTrainedConfig", way: Recipe, seq_len: int) -> Row:
+    """Simulate a row of points, up to the first that takes more than any GPU has."""
+    points: list[Point | None] = []
+    for tokens in TOKENS:
+        rows, length = row_shape(tokens, seq_len, longest_of(config))
+        full = bool(points) and points[-1] is None and tokens > max(seq_len, TOKENS[0])
+        if not rows or full:
+            points.append(None)
+            continue
+        found = point(config, way.but(batch_size=rows, seq_len=length))
+        fits = max(getattr(found, phase) for phase in PHASES) <= MOST_BYTES
+        points.append(found if fits else None)
+    return Row(seq_len, tuple(points))
+
+
+def longest_of(config: "PreTrainedConfig") -> int:
+    """Return how many tokens a row may have."""
+    text = config.get_text_config()
+    return min(getattr(text, "max_position_embeddings", MOST_LENGTH), MOST_LENGTH)
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def rebuild(
+    path: Path,
+    models: Sequence[str] = (),
+    *,
+    work: Path = WORK_FOLDER,
+    processes: int = 2,
+    report: Callable[[str], None] = print,
+) -> FitTable:
+    """Compute what is missing of the table, write it to ``path`` and return it.
+
+    Args:
+        models: names of the table of models; empty: all that are not toys.
+        work: a folder with one file per model and the ways that are done. Remove it to compute
+            everything again.
+        processes: how many models are computed at the same time.
+        report: called with a line for each model that is complete.
+
+    Raises:
+        InputError: an unknown model, or a file of ``work`` that cannot be read.
+    """
+    names = [one_of(name, MODELS, "model") for name in models] or [*_TRAINED]
+    done: dict[str, list[Any]] = {}
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        # The largest first, so that no process waits long for another at the end.
+        names.sort(key=lambda name: -MODELS[name].parameters)
+        waiting = {pool.submit(model_points, name, work): name for name in names}
+        for future in as_completed(waiting):
+            name = waiting[future]
+            done[name] = future.result()
+            table = _table(done)
+            write_atomic(path, json.dumps(asdict(table), separators=(",", ":")) + "\n")
+            report(f"{name} ({len(done)} of {len(names)})")
+    return table
+
+
+def _table(done: Mapping[str, list[Any]]) -> FitTable:
+    ordered = sorted(done, key=lambda name: (MODELS[name].parameters, name))
+    record = {
+        "ways": [_changed_fields(way) for way in ways()],
+        "models": {name: done[name] for name in ordered},
+        "versions": {name: version(name) for name in PACKAGES},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "tokens": TOKENS,
+    }
+    return FitTable.from_dict(record)
+
+
+def model_points(name: str, work: Path) -> list[Any]:
+    """Return a `ModelPoints` as JSON has it; each way is stored in ``work`` once it is there."""
+    config = find_config(name)[1]
+    path = work / f"{name}.json"
+    stored = read_file(path, dict, "a model's points") if path.exists() else {}
+    for way in ways():
+        key = str(way)
+        if key not in stored:
+            stored[key] = way_rows(config, way)
+            write_atomic(path, json.dumps(stored))
+    found = [stored[str(way)] for way in ways()]
+    return [shapes_of(config).parameters, longest_of(config), found]
+
+
+def _changed_fields(way: Recipe) -> dict[str, Any]:
+    usual = Recipe().to_dict()
+    return {name: value for name, value in way.to_dict().items() if value != usual[name]}
+
+
+def recomputed(table: FitTable, count: int, *, seed: int) -> Iterator[tuple[str, Point, Point]]:
+    """Simulate ``count`` random points again; yield what each is, as stored and as computed now."""
+    stored = [
+        (name, recipe, row.seq_len, tokens, point)
+        for name, model in table.models.items()
+        for recipe, way in zip(table.recipes, model.ways, strict=True)
+        for row in way or ()
+        for tokens, point in zip(table.tokens, row.points, strict=True)
+        if point is not None
+    ]
+    for name, way, seq_len, tokens, old in random.Random(seed).sample(stored, count):
+        rows, length = row_shape(tokens, seq_len, table.models[name].longest)
+        recipe = way.but(batch_size=rows, seq_len=length)
+        yield f"{name}: {recipe}", old, point(find_config(name)[1], recipe)

@@ -1,0 +1,184 @@
+"""fits(): which ways of training fit a model on a GPU, looked up in a table.
+
+    lab.fits("Llama-3.1-8B", gpu="rtx-4090", batch_size=2, seq_len=1024)
+
+`labkit.fits.table` says what is exact and what lies between points. The same lookup runs in the
+page ``fit.html`` of the site.
+
+Limits: NVIDIA's GPUs, and the batches of the table. The table was simulated for an A100, float16
+for a T4. On Hopper and Blackwell the larger workspaces of cuBLAS are added; what else differs
+between GPUs hardly changes allocated bytes, but may change by some per cent what is reserved.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
+from labkit.course.results import result_folders
+from labkit.fits.table import Answer, FitTable, answer
+from labkit.hardware import catalogue
+from labkit.hardware.bound import least_seconds
+from labkit.hardware.catalogue import Gpu
+from labkit.plan.candidates import changes
+from labkit.plan.recipe import Recipe
+from labkit.support.files import read_file
+from labkit.values import GIB, InputError, one_of, positive_int
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FILE = "fits.json"
+_PRECISIONS = {"fp32": "FP32", "amp-bf16": "AMP BF16", "amp-fp16": "AMP FP16", "bf16": "BF16"}
+_OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
+_ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, constants rounded too"}
+
+
+class Found(NamedTuple):
+    """One way at one batch on one GPU. ``verdict``: "fits"; "tight", if only without cached
+    blocks; "no"."""
+
+    recipe: Recipe
+    verdict: str
+    allocated_bytes: int
+    reserved_bytes: int
+    host_bytes: int
+    exact: bool
+    seconds_per_token: float
+
+
+@cache
+def table() -> FitTable:
+    """Return the course's own table.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    paths = [folder / FILE for folder in result_folders() if (folder / FILE).exists()]
+    if not paths:
+        raise InputError(
+            f"there is no {FILE} among the results: `labkit fits --rebuild` computes it"
+        )
+    return read_file(paths[0], FitTable.from_dict, "a table of fits")
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs of the catalogue that the table speaks of."""
+    return [gpu for gpu in catalogue.gpus() if gpu.compute_capability]
+
+
+def more_workspace_bytes(gpu: Gpu) -> int:
+    """Return what cuBLAS takes on ``gpu`` beyond the GPUs of the table, for its two threads."""
+    return 2 * (workspace_bytes(gpu) - DEFAULT_BYTES)
+
+
+def name_of_way(recipe: Recipe) -> str:
+    """Return how people call a way to train: ``"LoRA, BF16; checkpointing"``."""
+    kind = [_ADAPTERS[recipe.quantize] if recipe.lora else "All weights"]
+    kind.append(_PRECISIONS[recipe.precision])
+    if not recipe.lora:
+        kind.append(_OPTIMIZERS[recipe.optimizer])
+    added = {
+        "checkpointing": recipe.checkpointing,
+        "chunked loss": recipe.chunked_loss,
+        "optimizer in backward": recipe.optimizer_in_backward,
+        f"{recipe.offload} on the CPU": recipe.offload != "none",
+        "eager attention": recipe.attention == "eager",
+        f"shared by {recipe.ranks}": recipe.ranks > 1,
+    }
+    return "; ".join([", ".join(kind), ", ".join(name for name, on in added.items() if on)]).strip(
+        "; "
+    )
+
+
+def find(
+    model: str, gpu: str | Gpu, *, batch_size: int = 1, seq_len: int = 2048, gpus: int = 1
+) -> list[Found]:
+    """Return every way of the table, the best first. Arguments and errors as `fits`."""
+    gpu = catalogue.gpu(gpu)
+    if gpu.compute_capability is None:
+        raise InputError(f"the table speaks of NVIDIA's GPUs: lab.estimate(..., gpu={gpu.key!r})")
+    positive_int(batch_size, "batch_size")
+    positive_int(seq_len, "seq_len")
+    known = table()
+    entry = known.models[one_of(model, known.models, "model of the table")]
+    found = []
+    for recipe, rows in zip(known.recipes, entry.ways, strict=True):
+        fp16 = recipe.precision == "amp-fp16"
+        on_this_gpu = not fp16 if gpu.bf16_native else "bf16" not in recipe.precision
+        if rows is None or recipe.ranks != gpus or not on_this_gpu:
+            continue
+        looked_up = answer(rows, known.tokens, entry.longest, batch_size, seq_len)
+        if looked_up is not None:
+            recipe = recipe.but(batch_size=batch_size, seq_len=seq_len)
+            found.append(_judged(recipe, looked_up, gpu))
+    return sorted(found, key=_rank)
+
+
+def _judged(recipe: Recipe, found: Answer, gpu: Gpu) -> Found:
+    values = {name: round(value) for name, value in found.values.items()}
+    allocated = values["allocated"] + more_workspace_bytes(gpu)
+    reserved = values["reserved"] + more_workspace_bytes(gpu)
+    verdict = "fits" if reserved <= gpu.budget_bytes else "no"
+    if verdict == "no" and allocated <= gpu.budget_bytes:
+        verdict = "tight"
+    work = {recipe.precision: values["flops"]}
+    seconds = least_seconds(gpu, work, values["moved"], values["link"])
+    return Found(
+        recipe,
+        verdict,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        host_bytes=values["host"],
+        exact=found.exact,
+        seconds_per_token=seconds / (recipe.tokens * recipe.ranks),
+    )
+
+
+def _rank(found: Found) -> tuple:
+    """Sort what fits first, by changes and bound; then what is nearest to fitting."""
+    verdict = ("fits", "tight", "no").index(found.verdict)
+    if verdict:
+        return verdict, found.reserved_bytes
+    count = len(changes(found.recipe))
+    return verdict, count, found.seconds_per_token, found.reserved_bytes
+
+
+def fits(
+    model: str, gpu: str | Gpu, *, batch_size: int = 1, seq_len: int = 2048, gpus: int = 1
+) -> "DataFrame":
+    """Return which ways of training ``model`` fit on ``gpu``, as a table, the best first.
+
+    Args:
+        model: a model that the table has.
+        gpu: a GPU of NVIDIA in the catalogue.
+        batch_size, seq_len: rows, and tokens in each; of each GPU.
+        gpus: 1, or how many share the model: 2, 4 or 8.
+
+    Returns:
+        A row for each way: does it fit, GiB that it reserves, allocates and takes of the host,
+        a lower bound of the seconds that 1,000 tokens take, and what it changes.
+
+    Raises:
+        InputError: an unknown model or GPU, or a batch that the table does not reach.
+    """
+    from pandas import DataFrame
+
+    found = find(model, gpu, batch_size=batch_size, seq_len=seq_len, gpus=gpus)
+    if not found:
+        raise InputError(
+            f"the table has no {batch_size} × {seq_len} tokens for {model} on {gpus} GPUs that any "
+            "GPU could hold: lab.estimate computes it"
+        )
+    rows = [
+        {
+            "way": name_of_way(each.recipe),
+            "fits": each.verdict,
+            "reserved, GiB": round(each.reserved_bytes / GIB, 2),
+            "allocated, GiB": round(each.allocated_bytes / GIB, 2),
+            "host, GiB": round(each.host_bytes / GIB, 2),
+            "1,000 tokens, s ≥": float(f"{1000 * each.seconds_per_token:.3g}"),
+            "changes": "; ".join(changes(each.recipe)) or "nothing",
+        }
+        for each in found
+    ]
+    return DataFrame(rows)

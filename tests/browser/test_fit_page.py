@@ -1,0 +1,149 @@
+"""The page "Will it fit?" as a browser opens it from a disk."""
+
+import random
+import re
+from urllib.parse import unquote
+
+import browsing
+import pytest
+from browsing import NARROW, WIDE, hold_page, shot
+from small_fits import MODEL, small_table
+
+from labkit.fits import lookup
+from labkit.plan.script import script
+
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]  # until the page is part of the site
+
+STATE = "#m={}&g={}&n={}&b={}&s={}&may=adapters,four-bit,bf16,optimizer,cpu,eager"
+#: What the page found, as Python's `Found` has it.
+FOUND = """judged(state).map(each => [each.way.label, each.verdict, Math.round(each.reserved),
+    Math.round(each.allocated), Math.round(each.host), each.exact, each.perThousand / 1000])"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The page and its files, of a small table, which is the course's own for these tests."""
+    import fit_page
+
+    folder = tmp_path_factory.mktemp("fit")
+    with pytest.MonkeyPatch.context() as patch:
+        made = small_table(patch, tmp_path_factory.mktemp("points"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookup, "table", lambda: made)
+        patch.setattr(fit_page, "table", lambda: made)
+        fit_page.write_fit_page(folder)
+        yield folder
+
+
+@pytest.fixture
+def opened(page, folder):
+    """The page, open; a function goes to a state of it."""
+
+    def go(state=""):
+        page.goto(f"file://{folder}/fit.html{state}")
+        page.reload()  # a fragment alone loads nothing
+        page.wait_for_selector("#verdict:not(:empty)")
+        return page
+
+    return go
+
+
+def test_the_page_is_small_and_its_data_too(folder):
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert sizes.pop("fit-data.js") < 5e6
+    assert sum(sizes.values()) < 500e3
+
+
+def test_the_page_finds_what_python_finds(opened):
+    page, draw, known = opened(), random.Random(5), lookup.table()
+    compared = 0
+    for _ in range(40):
+        name, gpu = draw.choice([*known.models]), draw.choice(lookup.gpus())
+        rows, length, gpus = draw.randrange(1, 17), draw.randrange(32, 1100), draw.choice([1, 1, 2])
+        page.goto(page.url.split("#")[0] + STATE.format(name, gpu.key, gpus, rows, length))
+        page.wait_for_function(f"state.s === {length} && state.m === '{name}'")
+        expected = lookup.find(name, gpu, batch_size=rows, seq_len=length, gpus=gpus)
+        found = {row[0]: row[1:] for row in page.evaluate(FOUND)}
+        assert [*found] == [lookup.name_of_way(each.recipe) for each in expected]
+        for each in expected:
+            verdict, reserved, allocated, host, exact, per_token = found[
+                lookup.name_of_way(each.recipe)
+            ]
+            assert verdict == each.verdict
+            assert reserved == pytest.approx(each.reserved_bytes, abs=4)
+            assert allocated == pytest.approx(each.allocated_bytes, abs=4)
+            assert host == pytest.approx(each.host_bytes, abs=4)
+            assert exact == each.exact
+            assert per_token == pytest.approx(each.seconds_per_token, rel=1e-6)
+            compared += 1
+    assert compared > 30
+
+
+def test_an_answer_takes_less_than_a_fifth_of_a_second(opened):
+    page = opened()
+    for gpu in ("t4", "h100", "rtx-4090"):
+        page.select_option("#gpu", gpu)
+        assert float(page.evaluate("document.documentElement.dataset.milliseconds")) < 200
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_within_reach_of_everybody(browser, folder, size, scheme):
+    with browsing.watched(browser, size=size) as page:
+        page.emulate_media(color_scheme=scheme)
+        page.goto(f"file://{folder}/fit.html")
+        page.wait_for_selector("#verdict:not(:empty)")
+        hold_page(page, f"fit-{scheme}")
+
+
+def test_every_state_is_a_link_and_comes_back(opened):
+    page = opened()
+    page.select_option("#gpu", "t4")
+    page.fill("#batch", "3")
+    page.uncheck("#may input[value=cpu]")
+    page.locator("#ways input[type=radio]").last.check()
+    chosen, verdict = page.locator("#ways tr.chosen").inner_text(), page.inner_text("#verdict")
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("#verdict:not(:empty)")
+    assert page.locator("#ways tr.chosen").inner_text() == chosen
+    assert page.inner_text("#verdict") == verdict
+    assert not page.is_checked("#may input[value=cpu]")
+    shot(page, "fit-chosen")
+    for broken in ("#m=nothing&g=t5&n=7&b=-1&s=x&w=none", "#%", "#b=1e9"):
+        page.goto(address.split("#")[0] + broken)
+        page.reload()
+        page.wait_for_selector("#verdict:not(:empty)")
+
+
+def test_what_nothing_can_hold_is_said(opened):
+    page = opened(STATE.format(MODEL, "t4", 1, 128, 1024))
+    assert page.inner_text("#verdict") == "No way of this table"
+    assert "4,096 tokens" in page.inner_text("#why")
+
+
+def test_a_script_to_take_away_is_the_one_that_advice_writes(opened):
+    page = opened(STATE.format(MODEL, "a100-80gb", 1, 3, 700))
+    labels = {lookup.name_of_way(recipe): recipe for recipe in lookup.table().recipes}
+    for label in page.locator("#ways label").all_inner_texts()[:6]:
+        page.get_by_label(label, exact=True).check()
+        text = unquote(page.get_attribute("#script", "href").split(",", 1)[1])
+        recipe = labels[label].but(batch_size=3, seq_len=700)
+        expected = script(recipe, model=MODEL)
+        assert re.sub(r"\s+", " ", text) == re.sub(r"\s+", " ", expected)
+        compile(text, "train.py", "exec")
+    command = page.inner_text("#command")
+    assert command.startswith(
+        f"labkit estimate {MODEL} --gpu a100-80gb --batch-size 3 --seq-len 700"
+    )
+
+
+def test_without_its_data_the_page_says_so(page, folder, tmp_path):
+    for name in ("fit.html", "fit.css", "fit.js"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    for data in ("window.FIT = {table: {schema: 2}};", ""):
+        (tmp_path / "fit-data.js").write_text(data)
+        page.goto(f"file://{tmp_path}/fit.html")
+        assert "missing or damaged" in page.inner_text("#broken")
+    assert page.locator("main").is_hidden()

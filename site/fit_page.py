@@ -167,9 +167,9 @@ def _trust() -> str:
         "are of 2022, and the software of today keeps less of each layer where nothing is "
         "checkpointed.</p>",
         _table("Published runs of a V100", heading, published),
-        "<p>Between the batches that were simulated, allocated memory is at most what the page "
-        "says: the peak is a convex function of the number of tokens, and the page follows the "
-        "chord. What PyTorch reserves beyond that depends on where blocks find room, and is an "
+        "<p>Between the batches that were simulated, the page follows the chord: the peak is a "
+        "convex function of the number of tokens, so that it is not above, except for the rounding "
+        "of blocks. What PyTorch reserves beyond that depends on where blocks find room, and is an "
         "approximation there.</p>",
     ]
     return "".join(parts)

@@ -14,8 +14,8 @@ tokens (`labkit.fits.build`). Two facts make so few points enough:
 Operations are ``tokens * (a + b * length)``: two points give a and b. Reserved bytes follow no such
 rule, since blocks are found where they are free. They are taken on the chord, as an approximation.
 
-Limits: between points allocated bytes are at most what is said; blocks are rounded, which moves
-them by some tenths of a per cent.
+Limits: blocks are rounded, so that between points allocated bytes may be a little more than the
+chord says: 1.5 % at the most in the tests, in a model of 3 million weights.
 """
 
 from collections.abc import Mapping, Sequence

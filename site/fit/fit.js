@@ -300,7 +300,7 @@ function update() {
     return;
   }
   const chosen = found.find(each => each.way.label === state.w) || found[0];
-  const many = state.n > 1 ? `${state.n} × ${gpu.name}` : `a ${gpu.name}`;
+  const many = state.n > 1 ? `${state.n} × ${gpu.name}` : `an ${gpu.name}`; // all are NVIDIA
   const short = bytesText(chosen.spare);
   const words = {
     fits: [`✔ ${model.name} fits on ${many}`, `${short} to spare`],

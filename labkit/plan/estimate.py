@@ -293,18 +293,20 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
     experiment = training(config, recipe)
-    depths, ranks, steps = (SHALLOW, DEEPER), nullcontext(), 2
+    # Some gradients are summed in the first layer alone, which then shows from the third layer on.
+    depths, ranks, steps = [(SHALLOW, DEEPER), SHARDED_DEPTHS], nullcontext(), 2
     if recipe.ranks > 1:
         # Streams' blocks may only find their places in the second step, and grow in the third.
-        depths, ranks, steps = SHARDED_DEPTHS, fake_ranks(recipe.ranks, 0, as_cuda=True), 3
+        depths, ranks, steps = [SHARDED_DEPTHS], fake_ranks(recipe.ranks, 0, as_cuda=True), 3
 
     def log_with_layers(count: int) -> Log:
         return simulated_log(experiment, gpu=gpu, steps=steps, layers=count)
 
     layers = config.get_text_config().num_hidden_layers
     with ranks:
-        if not exact and layers > depths[1] and repeats(config):
-            extended = extended_log(log_with_layers, layers, depths=depths, check=False)
+        repeated = not exact and layers > depths[0][1] and repeats(config)
+        for two in depths if repeated else ():
+            extended = extended_log(log_with_layers, layers, depths=two, check=False)
             if extended is not None:
                 log = replace(extended.log, parameters={})
                 return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)

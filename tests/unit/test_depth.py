@@ -71,6 +71,7 @@ RECIPES = {
     "QLoRA": {"lora": 4, "quantize": "nf4-double", "checkpointing": True},
     "optimizer on the host": {"offload": "optimizer"},
     "weights on the host": {"offload": "weights", "checkpointing": True},
+    "LoRA, weights on the host": {"lora": 4, "offload": "weights", "checkpointing": True},
 }
 CASES = [
     *((LLAMA, settings) for settings in RECIPES.values()),

@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.plan.training": ("training",),
         "labkit.plan.estimate": ("estimate",),
         "labkit.plan.advice": ("advise",),
+        "labkit.fits.lookup": ("fits",),
     },
     "In a lesson": {
         "labkit.course.session": (
@@ -66,7 +67,6 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.show.bars": ("bars",),
         "labkit.show.timelines": ("timeline",),
         "labkit.show.lines": ("lines",),
-        "labkit.show.scatter": ("scatter",),
         "labkit.show.loss_curves": ("loss_curves",),
     },
 }

@@ -3,6 +3,7 @@
     python benchmarks/accuracy.py                      # on the CPU: a tiny model
     python benchmarks/accuracy.py --gpu --out results  # on a CUDA machine: real sizes
     python -m labkit.phantom t4 benchmarks/accuracy.py --gpu  # the same on a GPU that is not there
+    python -m labkit.phantom a100-80gb benchmarks/accuracy.py --fits --out results
     python benchmarks/accuracy.py --recorded           # what phantom GPUs recorded, in short
     python benchmarks/accuracy.py --only LoRA          # what has the text in its name
     python benchmarks/accuracy.py --markdown           # the table as README shows it
@@ -13,7 +14,8 @@ and ``max_memory_reserved``, against ``lab.estimate`` for that very GPU. Errors 
 cent of the truth: negative means that the estimate is too low. Their sizes are summed up by group,
 and every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table
 as JSON in ``<out>/<device>/accuracy.json``, with versions and date; that of a phantom goes to
-``<out>/phantom/<device>``.
+``<out>/phantom/<device>``. ``--fits`` tries some ways of training every model of the table of
+`labkit.fits`, without the tracker, and stores ``fits.json``.
 
 Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the GPU,
 what the GPU cannot do, or what fails there is listed, with the reason on standard error, and not
@@ -36,7 +38,14 @@ from tqdm.auto import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import labkit as lab
-from benchmarks.setups import CAUSES, GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
+from benchmarks.setups import (
+    CAUSES,
+    GPU_RECIPES,
+    SETUPS,
+    SMALL_RECIPES,
+    fits_recipes,
+    tiny_config,
+)
 from labkit.fake.process_group import one_of
 from labkit.hardware import cuda, this_machine
 from labkit.hardware.catalogue import Gpu
@@ -44,6 +53,7 @@ from labkit.hardware.this_machine import gpu_key, this_gpu
 from labkit.recording import benchmarks
 from labkit.recording.accuracy import (
     FILE,
+    FITS_FILE,
     RECIPES_GROUP,
     SETUPS_GROUP,
     AccuracyTable,
@@ -72,7 +82,7 @@ def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
     return Row(name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes, group=group)
 
 
-def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
+def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu, *, track: bool = True) -> Row:
     """What CUDA's allocator, the tracker and the estimate say of a recipe at real size.
 
     The allocator is asked without the tracker, under which blocks may lie in other places.
@@ -83,11 +93,11 @@ def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu) -> Row:
         run = lab.measure(experiment, track=False)
         if run.oom is not None:
             return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
-        tracked = lab.measure(experiment, steps=2)
+        tracked = lab.measure(experiment, steps=2).trace.peak_bytes if track else None
     return Row(
         name,
         max(run.step_peaks_bytes),
-        tracked.trace.peak_bytes,
+        tracked,
         simulated.peak_bytes,
         run.reserved_bytes,
         simulated.reserved_bytes,
@@ -105,13 +115,14 @@ def small_rows(only: str) -> Iterator[Row]:
         yield on_cpu(name, experiment, group)
 
 
-def large_rows(only: str) -> Iterator[Row]:
+def large_rows(only: str, *, fits: bool = False) -> Iterator[Row]:
     """The recipes at real size, on this CUDA machine."""
     gpu = this_gpu()
-    for name in _bar([name for name in GPU_RECIPES if only in name.lower()]):
-        model, recipe = GPU_RECIPES[name]
+    recipes = fits_recipes(gpu) if fits else GPU_RECIPES
+    for name in _bar([name for name in recipes if only in name.lower()]):
+        model, recipe = recipes[name]
         try:
-            row = on_gpu(name, model, recipe, gpu)
+            row = on_gpu(name, model, recipe, gpu, track=not fits)
         except InputError as error:  # what this GPU cannot do, or a library that is missing
             tqdm.write(f"{name}: {error}", file=sys.stderr)
             row = Row(name, None, None, None)
@@ -322,12 +333,12 @@ def _headline(benchmark: benchmarks.Benchmark, entry: benchmarks.Entry | None) -
     return f"{batch}{entry.run.peak_bytes / GIB:.3g} / {entry.run.reserved_bytes / GIB:.3g}"
 
 
-def store(rows: list[Row], folder: Path) -> Path:
+def store(rows: list[Row], folder: Path, file: str = FILE) -> Path:
     """Write the rows with the machine's versions; the file is whole or not there."""
     here = this_machine.machine()
     if here.phantom:
         folder = folder / "phantom"
-    path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / FILE
+    path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / file
     machine = {"kind": here.kind, "name": here.name, "versions": here.versions}
     machine["phantom"] = here.phantom
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -339,6 +350,7 @@ def store(rows: list[Row], folder: Path) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="real sizes, on this CUDA machine")
+    parser.add_argument("--fits", action="store_true", help="some ways of every model of the table")
     parser.add_argument("--only", default="", metavar="TEXT", help="what is named like this")
     parser.add_argument("--out", type=Path, metavar="DIR", help="store the table as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print the table for README")
@@ -348,12 +360,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(recorded_table(), headlines_table(), sep="\n")
         return 0
     here = this_machine.machine()
-    if options.gpu and not here.can_measure:
+    if (options.gpu or options.fits) and not here.can_measure:
         print(f"--gpu needs a CUDA machine. {here.note}", file=sys.stderr)
         return 2
     # bitsandbytes says at every layer that it computes in half precision, and pages on GPUs only.
     warnings.filterwarnings("ignore", "MatMul8bitLt|Paged optimizers")
-    rows = list((large_rows if options.gpu else small_rows)(options.only.lower()))
+    only = options.only.lower()
+    large = options.gpu or options.fits
+    rows = list(large_rows(only, fits=options.fits) if large else small_rows(only))
     if not rows:
         print(f"nothing is named like {options.only!r}", file=sys.stderr)
         return 2
@@ -361,7 +375,8 @@ def main(arguments: list[str] | None = None) -> int:
     machine = f"{here.name}, {versions}, {datetime.now(UTC):%Y-%m-%d}"
     print(markdown(rows, machine) if options.markdown else f"{machine}\n{table(rows)}")
     if options.out is not None:
-        print(f"stored in {store(rows, options.out)}", file=sys.stderr)
+        path = store(rows, options.out, FITS_FILE if options.fits else FILE)
+        print(f"stored in {path}", file=sys.stderr)
     return 0
 
 

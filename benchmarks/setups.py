@@ -1,8 +1,9 @@
 """What the tests and the benchmarks hold to PyTorch's own allocator: recipes and set-ups.
 
 ``SMALL_RECIPES`` and ``GPU_RECIPES`` are recipes that between them use every technique, on a tiny
-model and at real size. ``SETUPS`` are small training loops written as people write them, with what
-else the tracker must understand. ``CAUSES`` says why one of them misses by more than a per cent.
+model and at real size. ``fits_recipes`` are of all models of the table of `labkit.fits`.
+``SETUPS`` are small training loops written as people write them, with what else the tracker must
+understand. ``CAUSES`` says why one of them misses by more than a per cent.
 
 Limits: every recipe of ``GPU_RECIPES`` fits a GPU of 24 GB, by simulation.
 """
@@ -16,7 +17,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from labkit.fits.build import TRAINED, longest_of, ways
+from labkit.fits.table import USUAL_LENGTH
+from labkit.hardware.catalogue import Gpu
+from labkit.models.config import find_config
+from labkit.plan.candidates import least_bytes
 from labkit.plan.recipe import Recipe
+from labkit.plan.shapes import shapes_of
 
 SETUPS: dict[str, Callable[..., Iterator[torch.Tensor]]] = {}
 
@@ -226,6 +233,31 @@ GPU_RECIPES: dict[str, tuple[str, Recipe]] = _named(
         _llama("3.1-8B", ranks=8, seq_len=1024, precision="bf16", checkpointing=True),
     ]
 )
+
+
+def fits_recipes(gpu: Gpu) -> dict[str, tuple[str, Recipe]]:
+    """Return one row of ``USUAL_LENGTH`` tokens for every model of the table of `labkit.fits`, in
+    each kind of training: as it is, and with all that saves memory on the GPU itself. What ``gpu``
+    cannot hold or compute in any case is left out.
+    """
+    tried = [
+        way
+        for way in ways()
+        if way.checkpointing == way.chunked_loss
+        and way.attention != "eager"
+        and way.offload == "none"
+        and not way.optimizer_in_backward
+        and way.ranks in (1, 4)
+        and (way.precision == "amp-fp16") != gpu.bf16_native
+    ]
+    found = []
+    for name in TRAINED:
+        config = find_config(name)[1]
+        length = min(USUAL_LENGTH, longest_of(config))
+        for way in tried:
+            if least_bytes(way, shapes_of(config), way.ranks) < gpu.budget_bytes:
+                found.append((name, way.but(batch_size=1, seq_len=length)))
+    return _named(found)
 
 
 # --- set-ups --------------------------------------------------------------------------------------

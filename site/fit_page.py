@@ -6,6 +6,7 @@ variable. `labkit.fits` explains them.
 
 import html
 import json
+import math
 import re
 import shutil
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import Any
 
 from labkit.fits.build import MOST_BYTES, MOST_LENGTH, RANKS
 from labkit.fits.lookup import gpus, more_workspace_bytes, name_of_way, table
-from labkit.fits.table import USUAL_LENGTH, Point
+from labkit.fits.table import USUAL_LENGTH, Point, allocated_of
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
 from labkit.models.catalogue import MODELS, image_tokens, model
@@ -26,7 +27,7 @@ from labkit.plan.script import script, weights_of
 from labkit.recording import accuracy
 
 HERE = Path(__file__).resolve().parent
-FILES = ("fit.html", "fit.css", "fit.js")
+FILES = ("fit/fit.html", "fit/fit.css", "fit/fit.js", "static/icon.svg")
 #: Stand in scripts for what the page fills in.
 PLACEHOLDERS = {
     "model": "{MODEL}",
@@ -48,14 +49,14 @@ def write_fit_page(folder: Path) -> None:
         OSError: something cannot be written.
     """
     for name in FILES:
-        shutil.copyfile(HERE / "fit" / name, folder / name)
+        shutil.copy(HERE / name, folder)
     data = json.dumps(page_data(), separators=(",", ":"), ensure_ascii=False)
     (folder / "fit-data.js").write_text(f"window.FIT = {data};\n", encoding="utf-8")
 
 
 def page_data() -> dict[str, Any]:
     """Return all that the page looks up."""
-    known = table()
+    known, tried = table(), _tried()
     return {
         "table": asdict(known),
         "fields": Point._fields,
@@ -65,7 +66,7 @@ def page_data() -> dict[str, Any]:
         "mostLength": MOST_LENGTH,
         "usualLength": USUAL_LENGTH,
         "gpus": [_gpu(gpu) for gpu in gpus()],
-        "models": [_model(name) for name in known.models],
+        "models": [_model(name, tried.get(name, {})) for name in known.models],
         "placeholders": PLACEHOLDERS,
         "trust": _trust(),
         "made": _made(),
@@ -134,7 +135,36 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def _model(name: str) -> dict[str, Any]:
+def _tried() -> dict[str, dict[int, str]]:
+    """Return for each model and way what PyTorch's allocator said of one row of tokens, beside the
+    table's own point.
+    """
+    known, points = table(), {}
+    for name, entry in known.models.items():
+        length = min(USUAL_LENGTH, entry.longest)
+        for index, (recipe, rows) in enumerate(zip(known.recipes, entry.ways, strict=True)):
+            point = rows and rows[0].points[known.tokens.index(length)]
+            if point and not rows[0].seq_len:
+                setup = f"{name}, {recipe.but(batch_size=1, seq_len=length)}"
+                points[setup] = (name, index, point)
+    found: dict[str, dict[int, str]] = {}
+    records = sorted(
+        accuracy.recorded(file=accuracy.FITS_FILE).values(),
+        key=lambda record: not record.machine.get("phantom"),  # last: what a real GPU said
+    )
+    for record in records:
+        where = f"{'a phantom ' if record.machine.get('phantom') else ''}{record.machine['name']}"
+        for row in record.rows:
+            if row.truth_bytes and row.setup in points:
+                name, index, point = points[row.setup]
+                allocated = abs(allocated_of(point) / row.truth_bytes - 1)
+                off = max(allocated, abs(point.reserved / row.reserved_bytes - 1))
+                said = f"within {math.ceil(1000 * off) / 10} %" if off else "equal to the byte"
+                found.setdefault(name, {})[index] = f"{where}: {said}"
+    return found
+
+
+def _model(name: str, tried: dict[int, str]) -> dict[str, Any]:
     count = MODELS[name].parameters
     size = f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
     config = find_config(name)[1]
@@ -143,6 +173,7 @@ def _model(name: str) -> dict[str, Any]:
         "hub": weights_of(name, name),
         "size": f"{size} parameters",
         "images": bool(image_tokens(config)),
+        "tried": tried,
         "targets": json.dumps(adapter_targets(model(config, device="meta"), Recipe(lora=16))),
     }
 

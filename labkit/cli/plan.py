@@ -93,7 +93,7 @@ def _add_fits(commands: Any) -> None:
     option("--batch-size", type=int, default=1, metavar="N", help="rows, each GPU (default: 1)")
     option("--seq-len", type=int, default=2048, metavar="N", help="tokens in a row (default: 2048)")
     again = "compute the table again, in hours: what build/fits holds already is taken from there"
-    option("--rebuild", metavar="FILE.json", type=Path, help=again)
+    option("--rebuild", metavar="FILE.json.gz", type=Path, help=again)
     parser.set_defaults(action=_fits)
 
 

@@ -1,6 +1,6 @@
 """Compute the table of `labkit.fits.table`: every model, every way to train it, growing batches.
 
-    labkit fits --rebuild results/fits.json
+    labkit fits --rebuild results/fits.json.gz
 
 Each point is what `labkit estimate` says of one recipe where memory has no end: PyTorch's allocator
 replayed over the traced step. A model's points are stored as soon as they are there, and what is
@@ -11,6 +11,7 @@ A point that takes more than ``MOST_BYTES`` is left out, and with it every large
 """
 
 import contextlib
+import gzip
 import json
 import math
 import random
@@ -33,6 +34,7 @@ from labkit.fits.table import (
     FitTable,
     Point,
     Row,
+    allocated_of,
     row_shape,
 )
 from labkit.hardware import catalogue
@@ -69,7 +71,7 @@ _PHASE_NAMES = {
     Phase.OTHER: "step",
 }
 #: All but the toy that lessons train.
-_TRAINED = [name for name, info in MODELS.items() if info.parameters > 50e6]
+TRAINED = [name for name, info in MODELS.items() if info.parameters > 50e6]
 _FRUGAL = {"checkpointing": True, "chunked_loss": True}
 #: What every kind of training is tried with.
 _COMMON: tuple[dict[str, Any], ...] = (
@@ -190,8 +192,7 @@ def _row(config: "PreTrainedConfig", way: Recipe, seq_len: int) -> Row:
             points.append(None)
             continue
         found = point(config, way.but(batch_size=rows, seq_len=length))
-        fits = max(getattr(found, phase) for phase in PHASES) <= MOST_BYTES
-        points.append(found if fits else None)
+        points.append(found if allocated_of(found) <= MOST_BYTES else None)
     return Row(seq_len, tuple(points))
 
 
@@ -222,9 +223,12 @@ def rebuild(
         report: called with a line for each model that is complete.
 
     Raises:
-        InputError: an unknown model, or a file of ``work`` that cannot be read.
+        InputError: an unknown model, another ending than ``.gz``, or a file of ``work`` that
+            cannot be read.
     """
-    names = [one_of(name, MODELS, "model") for name in models] or [*_TRAINED]
+    if path.suffix != ".gz":
+        raise InputError(f"the table is packed: write it to {path}.gz")
+    names = [one_of(name, MODELS, "model") for name in models] or [*TRAINED]
     done: dict[str, list[Any]] = {}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         # The largest first, so that no process waits long for another at the end.
@@ -234,7 +238,8 @@ def rebuild(
             name = waiting[future]
             done[name] = future.result()
             table = _table(done)
-            write_atomic(path, json.dumps(asdict(table), separators=(",", ":")) + "\n")
+            text = json.dumps(asdict(table), separators=(",", ":"))
+            write_atomic(path, gzip.compress(text.encode(), mtime=0))
             report(f"{name} ({len(done)} of {len(names)})")
     return table
 

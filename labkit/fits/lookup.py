@@ -27,7 +27,7 @@ from labkit.values import GIB, InputError, one_of, positive_int
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FILE = "fits.json"
+FILE = "fits.json.gz"
 _PRECISIONS = {"fp32": "FP32", "amp-bf16": "AMP BF16", "amp-fp16": "AMP FP16", "bf16": "BF16"}
 _OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
 _ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, constants rounded too"}

@@ -1,6 +1,6 @@
 """A table of what models take, and what can be said between its points.
 
-``results/fits.json`` holds, for every model and every way to train it, steps of 512 to 65,536
+``results/fits.json.gz`` holds, for every model and every way to train it, steps of 512 to 65,536
 tokens (`labkit.fits.build`). Two facts make so few points enough:
 
 - With a fused attention kernel every tensor of a step is fixed, or grows with the number of tokens,
@@ -64,6 +64,11 @@ class Point(NamedTuple):
 
 PHASES = ("setup", "forward", "backward", "step")
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
+
+
+def allocated_of(point: Point) -> int:
+    """Return the most that is allocated in the whole step."""
+    return max(getattr(point, phase) for phase in PHASES)
 
 
 class Row(NamedTuple):

@@ -1,6 +1,7 @@
 """Tables of how far simulating and tracking are from what the allocator says, read back from files.
 
-``benchmarks/accuracy.py`` measures and writes them as ``results/<gpu>/accuracy.json``.
+``benchmarks/accuracy.py`` measures and writes them as ``results/<gpu>/accuracy.json``; as
+``fits.json`` beside it what it tried of the table of `labkit.fits`.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from labkit.course.results import Date, MachineFields, read_folders
 from labkit.support.files import read_file
 from labkit.values import read_record
 
-FILE = "accuracy.json"
+FILE, FITS_FILE = "accuracy.json", "fits.json"
 RECIPES_GROUP, SETUPS_GROUP = "recipes", "set-ups"
 Text = Annotated[str, Meta(min_length=1, max_length=300)]
 Bytes = Annotated[int, Meta(gt=0, lt=1 << 60)]
@@ -71,6 +72,6 @@ def load(path: Path | str) -> AccuracyTable:
     return read_file(Path(path), AccuracyTable.from_dict, "an accuracy table")
 
 
-def recorded(folder: Path | str | None = None) -> dict[str, AccuracyTable]:
+def recorded(folder: Path | str | None = None, file: str = FILE) -> dict[str, AccuracyTable]:
     """Return the tables of all GPUs by key, as `read_folders` reads them."""
-    return {gpu: table for (gpu, _), table in read_folders(folder, FILE, load).items()}
+    return {gpu: table for (gpu, _), table in read_folders(folder, file, load).items()}

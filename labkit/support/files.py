@@ -1,8 +1,10 @@
 """Write files atomically; read and check JSON records."""
 
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +19,8 @@ LARGEST_FILE_BYTES = 20 << 20
 Read = TypeVar("Read")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write ``text`` so that ``path`` holds either what it held before, or all of it.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write ``content`` so that ``path`` holds either what it held before, or all of it.
 
     Raises:
         OSError: the folder cannot be written or the disk is full; ``path`` is untouched then.
@@ -26,8 +28,8 @@ def write_atomic(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
@@ -38,7 +40,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def read_file(path: Path, read: Callable[[Any], Read], what: str) -> Read:
-    """Return what ``read`` makes of the JSON in ``path``.
+    """Return what ``read`` makes of the JSON in ``path``, which is packed if it ends in ``.gz``.
 
     Raises:
         InputError: there is no such file, it is too large, not JSON, or ``read`` refuses it.
@@ -46,8 +48,16 @@ def read_file(path: Path, read: Callable[[Any], Read], what: str) -> Read:
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
             raise InputError(f"{path} is larger than {format_bytes(LARGEST_FILE_BYTES)}")
-        return read(json.loads(path.read_text(encoding="utf-8")))
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        return read(json.loads(data.decode("utf-8")))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # InputError is a ValueError too
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (
+        ValueError,
+        RecursionError,
+        EOFError,
+        zlib.error,
+    ) as error:  # InputErrors are ValueErrors
         raise InputError(f"{path} is not {what} we can read: {error}") from error

@@ -135,9 +135,11 @@ function bytesText(bytes) {
 const digits = number => Number(number.toPrecision(3)).toString();
 
 /** How a number is known, for the column of the table. */
-function known(found) {
-  if (found.exact) return "simulated";
-  return found.sameTokens ? "simulated, as many tokens in other rows" : "between simulated points";
+function known(found, model) {
+  const tried = model.tried[found.index], length = Math.min(FIT.usualLength, FIT.table.models[model.name][1]);
+  if (tried && state.b === 1 && state.s === length) return `simulated; ${tried}`;
+  const how = found.exact ? "simulated" : found.sameTokens ? "simulated, as many tokens in other rows" : "between simulated points";
+  return tried ? `${how}; at 1 × ${length}, ${tried}` : how;
 }
 
 /** An element with text, and with children. */
@@ -230,7 +232,7 @@ function showFacts(found, gpu, model) {
     make("dt", name), make("dd", value, {}, make("small", small)))));
 }
 
-function showWays(found, chosen) {
+function showWays(found, chosen, model) {
   const rows = state.all ? found : found.slice(0, SHOWN_WAYS);
   if (!rows.includes(chosen)) rows.push(chosen);
   $("ways").replaceChildren(...rows.map(each => {
@@ -245,7 +247,7 @@ function showWays(found, chosen) {
       make("td", mark + spare, { class: `number ${each.verdict}` }),
       make("td", `≥ ${digits(each.perThousand)} s`, { class: "number" }),
       make("td", each.way.changes.join("; ") || "nothing"),
-      make("td", known(each)));
+      make("td", known(each, model)));
   }));
   $("more").hidden = found.length <= SHOWN_WAYS;
   $("more").textContent = state.all ? "Show fewer ways" : `Show all ${found.length} ways`;
@@ -316,7 +318,7 @@ function update() {
   $("ways-text").textContent = `${fitting} of ${found.length} fit. Those that change the training least come first, and among them the cheapest.`;
   drawBar(chosen, gpu);
   showFacts(chosen, gpu, model);
-  showWays(found, chosen);
+  showWays(found, chosen, model);
   showRules(chosen, model);
   showTaking(chosen, gpu, model);
   document.documentElement.dataset.milliseconds = (performance.now() - started).toFixed(1);

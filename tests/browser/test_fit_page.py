@@ -2,18 +2,21 @@
 
 import random
 import re
+from dataclasses import replace
 from urllib.parse import unquote
 
 import browsing
 import pytest
 from browsing import NARROW, WIDE, hold_page, shot
-from small_fits import MODEL, small_table
+from small_fits import MODEL as TINY
+from small_fits import small_table
 
 from labkit.fits import lookup
 from labkit.plan.script import script
 
-pytestmark = [pytest.mark.browser, pytest.mark.nightly]  # until the page is part of the site
+pytestmark = pytest.mark.browser
 
+MODEL = "SmolLM2-135M"  # has published weights, which scripts load
 STATE = "#m={}&g={}&n={}&b={}&s={}&may=adapters,four-bit,bf16,optimizer,cpu,eager"
 #: What the page found, as Python's `Found` has it.
 FOUND = """judged(state).map(each => [each.way.label, each.verdict, Math.round(each.reserved),
@@ -28,6 +31,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit")
     with pytest.MonkeyPatch.context() as patch:
         made = small_table(patch, tmp_path_factory.mktemp("points"))
+    made = replace(made, models={MODEL: made.models[TINY]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup, "table", lambda: made)
         patch.setattr(fit_page, "table", lambda: made)
@@ -100,6 +104,7 @@ def test_every_state_is_a_link_and_comes_back(opened):
     page = opened()
     page.select_option("#gpu", "t4")
     page.fill("#batch", "3")
+    page.fill("#length", "700")
     page.uncheck("#may input[value=cpu]")
     page.locator("#ways input[type=radio]").last.check()
     chosen, verdict = page.locator("#ways tr.chosen").inner_text(), page.inner_text("#verdict")
@@ -140,7 +145,7 @@ def test_a_script_to_take_away_is_the_one_that_advice_writes(opened):
 
 
 def test_without_its_data_the_page_says_so(page, folder, tmp_path):
-    for name in ("fit.html", "fit.css", "fit.js"):
+    for name in ("fit.html", "fit.css", "fit.js", "icon.svg"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     for data in ("window.FIT = {table: {schema: 2}};", ""):
         (tmp_path / "fit-data.js").write_text(data)

@@ -27,7 +27,6 @@ from labkit.show import (
     lines,
     number_lines,
     picture,
-    scatter,
     segment_map,
     timelines,
 )
@@ -257,7 +256,6 @@ FIGURES = {
         write=str,
         limit=9,
     ),
-    "dots": lambda: scatter.scatter({name: (i, i * i) for i, name in enumerate(SEVEN)}, "x", "y"),
     "parts": lambda: bars.stacked_bars({"bar": dict.fromkeys(SEVEN[:6], 1 << 30)}, title="Parts"),
     "gantt": lambda: gantt.gantt(
         {

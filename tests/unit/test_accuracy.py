@@ -114,7 +114,7 @@ def test_a_recipe_that_fails_on_the_gpu_costs_only_its_own_row(monkeypatch, caps
     first, second, third = list(GPU_RECIPES)[:3]
     good = Row(third, 10, 10, 10)
 
-    def on_gpu(name, model, recipe, card):
+    def on_gpu(name, model, recipe, card, track):
         if name == first:
             raise RuntimeError("CUDA error: no kernel image")
         if name == second:

@@ -20,7 +20,6 @@ from labkit.show.gantt import gantt, idle_share
 from labkit.show.lines import lines
 from labkit.show.number_lines import number_lines
 from labkit.show.picture import COLOURS, HATCHES, RESERVED
-from labkit.show.scatter import scatter
 from labkit.show.tables import seconds_text
 from labkit.show.timelines import PHASE_COLOURS, draw_timeline
 from labkit.toolbox.spans import Span
@@ -69,7 +68,6 @@ def test_hostile_names_are_text():
     about = {"title": HOSTILE, "source": HOSTILE}
     figures = [
         draw_bars(t4(HOSTILE, parameters={HOSTILE: HOSTILE}), title=HOSTILE, labels=[HOSTILE]),
-        scatter({HOSTILE: (GIB, 1.0)}, HOSTILE, HOSTILE, **about),
         lines({HOSTILE: {1: 2}}, HOSTILE, HOSTILE, **about),
         stacked_bars({HOSTILE: {HOSTILE: 1}}, **about),
         number_lines({HOSTILE: [1]}, x_label=HOSTILE, **about),
@@ -326,55 +324,12 @@ def test_lines_named_after_categories_have_their_colours():
     assert_fits(figure)
 
 
-# --- scatter -----------------------------------------------------------------------------------
-
-OPTIMIZERS = {
-    "AdamW": (3.1 * GIB, 2.31),
-    "SGD": (2.1 * GIB, 3.4),
-    "Adafactor": (2.12 * GIB, 2.36),
-    "8-bit AdamW": (2.13 * GIB, 2.35),
-}
-
-
-def test_every_dot_has_its_number_and_the_legend_names_it():
-    about = {"title": "A title", "source": "simulated"}
-    figure = scatter(OPTIMIZERS, "peak memory", "last loss", **about)
-    assert_fits(figure)
-    [axes] = figure.axes
-    assert [tuple(line.get_xydata()[0]) for line in axes.lines] == list(OPTIMIZERS.values())
-    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4"]
-    for number, name in enumerate(OPTIMIZERS, start=1):
-        assert f"{number} {name}" in words(figure)
-    third, fourth = (text.get_window_extent() for text in axes.texts[2:])
-    assert not third.overlaps(fourth)
-    assert cells(figure, 3) == ["8-bit AdamW", "2.13 GiB", "2.35"]
-    assert figure.alt.startswith("Scatter plot. A title; simulated. AdamW: peak memory 3.10 GiB")
-
-
-@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
-def test_what_could_not_be_had_is_a_dash_in_the_table_only(bad):
-    points = {"had": (0.25, 2.0), "gone": (0.5, bad), "lost": (bad, 1.0)}
-    figure = scatter(points, "share", "loss", write_x="{:.0%}".format)
-    assert len(figure.axes[0].lines) == 1
-    assert "Loss against share" in words(figure)
-    assert "gone" not in words(figure)
-    assert [cells(figure, row)[1:] for row in range(3)] == [["25%", "2"], ["50%", "–"], ["–", "1"]]
-
-
 @pytest.mark.parametrize("spread", [1e-9, 1e-2, 1, 1e3])
 def test_ticks_are_never_written_alike(spread):
-    points = {"a": (2.0 * GIB, 2.0), "b": (2.0 * GIB * (1 + spread), 2.0 + spread)}
-    figure = scatter(points, "peak", "loss")
+    figure = lines({"a": {1: 2.0 * GIB, 2: 2.0 * GIB * (1 + spread)}}, "batch", "peak")
     draw(figure)
-    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
-        shown = [text.get_text() for text in ticks(axis) if text.get_text()]
-        assert len(shown) == len(set(shown)) < 12
-
-
-def test_one_dot_equal_dots_long_names_zeros_and_negatives_draw():
-    equal = {f"the same, with a name that goes on and on {i}": (GIB, 2.0) for i in range(20)}
-    for points in ({"one": (5.0, 7.0)}, {"0": (0, 0)}, {"a": (-3, 2.0), "b": (-1, -2)}, equal):
-        assert_fits(scatter(points, "x", "y"))
+    shown = [text.get_text() for text in ticks(figure.axes[0].yaxis) if text.get_text()]
+    assert len(shown) == len(set(shown)) < 12
 
 
 # --- gantt -------------------------------------------------------------------------------------
@@ -521,7 +476,6 @@ def test_awkward_number_lines_fit_their_figure(arguments):
         (partial(draw_timeline, [traced_run()]), "one run"),
         (partial(lines, {"a": {1: None}}, "x", "y"), "no points"),
         (partial(lines, {"a": {0: 5}}, "x", "y", log=True), "log=False"),
-        (partial(scatter, {"a": (None, 1.0)}, "x", "y"), "no dots"),
         (partial(stacked_bars, {"a": {}}, title="x"), "nothing to draw"),
         (partial(stacked_bars, {"a": {"disk": -1}}, title="x"), "not be negative"),
         (partial(gantt, {"a": {"gpu": [Span("forward", 1, 1)]}}), "nothing ran"),

@@ -30,6 +30,16 @@ html_theme = "furo"
 html_title = "GPU Memory Lab"
 html_favicon = "static/icon.svg"
 templates_path = ["templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/fit.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"

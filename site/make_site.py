@@ -1,4 +1,4 @@
-"""Render the executed course as a static site: `make site`.
+"""Render the executed course as a static site, with the page "Will it fit?": `make site`.
 
 Takes the notebooks that `labkit run` executed; nothing is executed here, but for the simulations of
 the cheat sheet (about a minute). The site reads the same from a disk as from a server.
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from course_pages import write_pages
+from fit_page import write_fit_page
 from sphinx.cmd.build import build_main
 
 from labkit.cheat_sheet.findings import gather
@@ -30,7 +31,8 @@ def make(course: Path, out: Path, sheet: Sheet) -> int:
     """Render the run in ``course`` into ``out``; Sphinx's exit code, and if it is 0 a new site.
 
     Raises:
-        InputError: ``course`` holds no lesson that passed, or ``out`` is not empty and no site.
+        InputError: ``course`` holds no lesson that passed, ``out`` is not empty and no site, or the
+            table of fits is missing or damaged.
         OSError: something cannot be written.
     """
     if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
@@ -53,6 +55,7 @@ def make(course: Path, out: Path, sheet: Sheet) -> int:
             ]
         )
         if code == 0:
+            write_fit_page(made)
             shutil.rmtree(out, ignore_errors=True)
             shutil.move(made, out)
     if code == 0:

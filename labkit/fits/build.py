@@ -87,9 +87,11 @@ _MORE: tuple[dict[str, Any], ...] = (
     {**_FRUGAL, "offload": "optimizer"},
     {**_FRUGAL, "offload": "weights"},
     {"attention": "eager"},
-    {"attention": "eager", "checkpointing": True},
 )
-_SHARED = tuple({**level, "ranks": ranks} for ranks in RANKS for level in (*_COMMON[:3], _MORE[3]))
+#: What is shared by several GPUs, as it is and with all that saves memory.
+_SHARED = tuple(
+    {**level, "ranks": ranks} for ranks in RANKS for level in (_COMMON[0], _FRUGAL, _MORE[3])
+)
 _LORA = {"precision": "bf16", "lora": LORA_RANK}
 _FP16_LORA = {"precision": "amp-fp16", "lora": LORA_RANK}
 #: The kinds, each with its levels beside the common ones.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.experiment import name_of
 from labkit.fake.process_group import fake_ranks
@@ -24,15 +24,13 @@ from labkit.hardware import catalogue, this_machine
 from labkit.hardware.catalogue import DEFAULT_GPU, Gpu
 from labkit.models.config import find_config
 from labkit.plan.recipe import Recipe
+from labkit.plan.shapes import shapes_of
 from labkit.plan.training import training
 from labkit.plan.user_code import own_experiment
 from labkit.runs import Run
 from labkit.simulation import Log, run_of, simulated_log
 from labkit.trace import Category, Trace
 from labkit.values import InputError, as_printed, format_bytes, positive_int
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 #: Accumulated batches that are traced where their number is odd; one more where it is even, since
 #: two batches may take turns with the blocks of the largest tensors.
@@ -304,7 +302,7 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
 
     layers = config.get_text_config().num_hidden_layers
     with ranks:
-        repeated = not exact and layers > depths[0][1] and repeats(config)
+        repeated = not exact and layers > depths[0][1] and shapes_of(config).repeats
         for two in depths if repeated else ():
             extended = extended_log(log_with_layers, layers, depths=two, check=False)
             if extended is not None:
@@ -312,25 +310,6 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
                 return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)
         log = simulated_log(experiment, gpu=gpu, steps=steps)
     return RecipeLog(log, one_layer_bytes(log.trace), exact=True)
-
-
-def repeats(config: "PreTrainedConfig") -> bool:
-    """Return whether all layers of the model are identical, the first one aside."""
-    from labkit.models.catalogue import layers_of, model
-
-    text = config.get_text_config()
-    depth, fields = text.num_hidden_layers, text.to_dict().values()
-    lists = [field for field in fields if isinstance(field, list) and len(field) == depth]
-    if any(entry != each[0] for each in lists for entry in each):
-        return False  # the same weights, but another attention, or positions in some layers only
-    layers = layers_of(model(config, device="meta"))
-    signatures = [_signature(layer) for layer in layers or []]
-    return bool(signatures) and all(each == signatures[-1] for each in signatures[1:])
-
-
-def _signature(layer: Any) -> list[tuple]:
-    parts = [(name, type(part).__name__) for name, part in layer.named_modules()]
-    return parts + [(name, tuple(p.shape), p.dtype) for name, p in layer.named_parameters()]
 
 
 # --- the floor ------------------------------------------------------------------------------------

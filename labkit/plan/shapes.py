@@ -1,6 +1,6 @@
 """The shapes of a model's weights, counted on ``meta``, where a model takes no memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,11 +26,13 @@ class Shapes:
         linear: (rows, columns) of the linear layers other than the output, by name: those that
             bitsandbytes quantizes. Experts are none: each of their tensors holds all of a layer's.
         in_layers: number of weights in the decoder's layers.
+        repeats: whether all layers are identical, the first one aside.
     """
 
     weights: Mapping[str, tuple[int, ...]]
     linear: Mapping[str, tuple[int, int]]
     in_layers: int
+    repeats: bool
 
     @cached_property
     def parameters(self) -> int:
@@ -89,5 +91,21 @@ def shapes_of(config: "PreTrainedConfig") -> Shapes:
             weights={name: tuple(p.shape) for name, p in built.named_parameters()},
             linear=linear,
             in_layers=sum(p.numel() for p in layers.parameters()) if layers is not None else 0,
+            repeats=_repeat(config, layers or ()),
         )
     return _known[key]
+
+
+def _repeat(config: "PreTrainedConfig", layers: Iterable[torch.nn.Module]) -> bool:
+    text = config.get_text_config()
+    depth, fields = text.num_hidden_layers, text.to_dict().values()
+    lists = [field for field in fields if isinstance(field, list) and len(field) == depth]
+    if any(entry != each[0] for each in lists for entry in each):
+        return False  # the same weights, but another attention, or positions in some layers only
+    signatures = [_signature(layer) for layer in layers]
+    return bool(signatures) and all(each == signatures[-1] for each in signatures[1:])
+
+
+def _signature(layer: torch.nn.Module) -> list[tuple]:
+    parts = [(name, type(part).__name__) for name, part in layer.named_modules()]
+    return parts + [(name, tuple(p.shape), p.dtype) for name, p in layer.named_parameters()]

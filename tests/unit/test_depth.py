@@ -17,8 +17,9 @@ from labkit.allocator.replay import replay
 from labkit.fake.repeated_layers import extend, same
 from labkit.hardware.catalogue import gpu
 from labkit.models.config import find_config
-from labkit.plan.estimate import recipe_log, repeats
+from labkit.plan.estimate import recipe_log
 from labkit.plan.recipe import Recipe
+from labkit.plan.shapes import shapes_of
 from labkit.trace import Category, Event, Phase, Storage, Trace
 
 CARD = gpu("a100-80gb")
@@ -135,7 +136,7 @@ def test_extended_and_whole_trace_agree(config, settings):
     ],
 )
 def test_only_alike_layers_repeat(config, alike):
-    assert repeats(config) is alike
+    assert shapes_of(config).repeats is alike
 
 
 # --- logs that do not differ by whole stretches ---------------------------------------------------

@@ -8,7 +8,7 @@ and the table still give its size.
 """
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -44,6 +44,8 @@ from labkit.trace import Category
 from labkit.values import InputError, format_bytes
 
 HEIGHT, THIN = 0.62, 0.16  # of a bar, and of what is reserved beyond it; a row is 1
+#: Shares of the longest bar: below it a part is no more than a line; about what a letter takes.
+LEAST_SEEN, LETTER = 0.003, 0.014
 
 
 def draw_bars(
@@ -77,7 +79,7 @@ def draw_bars(
     names = run_labels(runs, labels)
     places = sources(runs)
     stacks = [_parts(run) for run in runs]
-    used = [name for name in (*Category, RESERVED) if any(stack.get(name) for stack in stacks)]
+    used = _visible((*Category, RESERVED), stacks)
     capacities = {run.capacity_bytes for run in runs}
     figure = Picture(
         title or "Peak memory by category",
@@ -86,7 +88,7 @@ def draw_bars(
         legend=area_legend(used),
     )
     with figure.drawing() as axes:
-        ends, written = [], []
+        ends, written, totals = [], [], []
         for y, (name, run, stack) in enumerate(zip(names, runs, stacks, strict=True)):
             end = draw_stack(axes, y, stack)
             ends.append(_draw_failure(axes, y, run, int(end)) if run.oom else end)
@@ -98,10 +100,13 @@ def draw_bars(
                 text = format_bytes(run.peak_bytes)
                 if against is not None and run is not against and not against.oom:
                     text += f"  ({change_text(run.peak_bytes, against.peak_bytes)})"
-                write_total(axes, text, end, y)
+                totals.append((text, end, y))
         scale_bars(axes, written, max(ends))
-        if capacity and len(capacities) == 1 and runs[0].capacity_bytes:
-            capacity_line(axes, runs[0].device, runs[0].capacity_bytes)
+        limit = runs[0].capacity_bytes if capacity and len(capacities) == 1 else None
+        if limit:
+            capacity_line(axes, runs[0].device, limit)
+        for text, end, y in totals:
+            write_total(axes, text, end, y, line=limit)
     parts = [_phrase(name, run) for name, run in zip(names, runs, strict=True)]
     figure.describe("Stacked bars", [], [], parts=parts)
     figure.table = build_table(runs, labels=names, against=against)
@@ -178,16 +183,20 @@ def draw_stacked_bars(
                 raise InputError(f"{name} of {bar!r} must not be negative: {amount}")
     names = dict.fromkeys(part for bar in bars.values() for part in bar)
     names = [name for name in names if any(bar.get(name) for bar in bars.values())]
-    figure = Picture(title, source, body=66 + 42 * len(bars), legend=area_legend(names))
+    legend = area_legend(names)
+    visible = _visible(names, bars.values())
+    legend = [entry for entry, name in zip(legend, names, strict=True) if name in visible]
+    figure = Picture(title, source, body=66 + 42 * len(bars), legend=legend)
     sums = {bar: sum(amounts.values()) - amounts.get(RESERVED, 0) for bar, amounts in bars.items()}
     with figure.drawing() as axes:
         ends = []
-        for y, (bar, amounts) in enumerate(bars.items()):
+        for y, amounts in enumerate(bars.values()):
             ends.append(draw_stack(axes, y, {name: amounts.get(name, 0) for name in names}))
-            write_total(axes, write(sums[bar]), ends[-1], y)
         scale_bars(axes, [one_line(bar, 34) for bar in bars], max(ends), write)
         if limit:
             capacity_line(axes, *limit)
+        for y, (bar, end) in enumerate(zip(bars, ends, strict=True)):
+            write_total(axes, write(sums[bar]), end, y, line=limit[1] if limit else None)
     columns = [name for name in names if name != RESERVED] + ["together"]
     columns += [RESERVED] * (RESERVED in names)
     rows = []
@@ -214,8 +223,22 @@ def draw_stack(axes: Axes, y: float, parts: Mapping[str, float]) -> float:
     return start
 
 
-def write_total(axes: Axes, text: str, end: float, y: float, **style: Any) -> None:
-    """Write a text behind the end of a bar; the figure makes room for it."""
+def _visible(names: Iterable[str], stacks: Collection[Mapping[str, float]]) -> list[str]:
+    """Return the parts that can be seen in some bar; the table beneath has all of them."""
+    least = LEAST_SEEN * max(sum(stack.values()) for stack in stacks)
+    return [name for name in names if any(stack.get(name, 0) > least for stack in stacks)]
+
+
+def write_total(
+    axes: Axes, text: str, end: float, y: float, *, line: float | None = None, **style: Any
+) -> None:
+    """Write a text behind the end of a bar; the figure makes room for it.
+
+    Where the text would cover the ``line`` of what a device can hold, it stands behind that.
+    """
+    low, high = axes.get_xlim()
+    if line and end < line < end + LETTER * len(text) * (high - low):
+        end = line
     style = {"size": 10.5, "weight": "bold", **style}
     note(axes, text, (end, y), (8, 0), va="center", bbox=PAPER, zorder=6, **style)
 

@@ -192,6 +192,24 @@ def test_what_is_reserved_is_drawn_and_does_not_count_in_the_sum():
 # --- timeline ----------------------------------------------------------------------------------
 
 
+def test_a_part_too_small_to_see_is_in_the_table_only():
+    figure = draw_stacked_bars({"a": {"weights": 4 * GIB, "buffers": 2 << 20}}, title="x")
+    assert "buffers" not in words(figure)
+    assert cells(figure, 0)[1:3] == ["4.00 GiB", "2.00 MiB"]
+
+
+def test_a_total_does_not_cover_the_line_of_the_limit():
+    bars = {
+        "near": {"weights": 9 * GIB},
+        "far": {"weights": 4 * GIB},
+        "over": {"weights": 12 * GIB},
+    }
+    figure = draw_stacked_bars(bars, title="x", limit=("NVIDIA T4", 10 * GIB))
+    assert_fits(figure)
+    place = {text.get_text(): text.xy[0] / GIB for text in figure.axes[0].texts}
+    assert [place[total] for total in ("9.00 GiB", "4.00 GiB", "12.0 GiB")] == [10, 4, 12]
+
+
 def test_timeline_marks_the_peak_and_names_the_phases():
     run = traced_run()
     figure = draw_timeline(run)

@@ -61,6 +61,7 @@ OTHER_STYLES = {
     RESERVED: ("#BDBDBD", ""),
     ROUNDING: ("#FFFFFF", ""),
     "logits and loss": ("#56B4E9", "|||"),
+    "16-bit copies": ("#56B4E9", "///"),  # of lesson 04, next to temporary
     "product": ("#D9D9D9", "xxx"),  # of lesson 11, the seventh part: black would hide its outline
 }
 OTHER_HATCHES = ("", "///", "...", "\\\\\\", "---", "xxx")

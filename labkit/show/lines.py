@@ -81,7 +81,7 @@ def lines(
         if pairs:
             base = plain[name] if plain[name] in curves else name
             style = line_style(list(curves).index(base), COLOURS.get(base, ""))
-            style["linestyle"] = "-" if base == name else "--"
+            style["linestyle"] = "-" if base == name else (0, (1.5, 1))  # seen beside a marker
         legend.append(Line2D([*curve], heights, label=name, marker=marker, markersize=6, **style))
     limits = []
     if limit is not None and (limit > 0 if log else limit <= 3 * max(ys)):  # or all would be flat

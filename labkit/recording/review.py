@@ -47,7 +47,7 @@ def _record_problems(path: Path) -> Iterator[str]:
 
 
 def _load(path: Path) -> Result | BenchmarkResult | AccuracyTable:
-    if path.name == accuracy.FILE:
+    if path.name in (accuracy.FILE, accuracy.FITS_FILE):
         return accuracy.load(path)
     if path.name.startswith("headline-"):
         return benchmarks.load(path)

@@ -190,9 +190,9 @@ def _trust() -> str:
     heading, *published = _published_rows()
     parts = [
         "<p>Every number was simulated: the training step runs on tensors without values, and a "
-        "model of PyTorch's caching allocator serves each request. The same recipes ran on phantom "
-        "GPUs, where PyTorch's own allocator, in C++, serves them. No GPU has measured this table "
-        "yet.</p>",
+        "model of PyTorch's caching allocator serves each request. On phantom GPUs PyTorch's own "
+        "allocator, in C++, serves them. The column “How do we know” names ways that ran there, "
+        "too, and how close they came. No GPU has measured this table yet.</p>",
         _table("Simulated against PyTorch's allocator", _ERRORS, rows),
         "<p>A real GPU's published figures, beside what the phantom says of the same runs. They "
         "are of 2022, and the software of today keeps less of each layer where nothing is "

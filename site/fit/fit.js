@@ -217,11 +217,12 @@ function showFacts(found, gpu, model) {
   const { batch, beyond } = largestBatch(model, found.index, gpu, state.s);
   const about = found.exact || found.sameTokens ? "" : "about ";
   const many = state.n > 1 ? ", for each GPU" : "";
+  const onHost = found.host > 2 ** 20;
   const facts = [
     ["Reserved", about + bytesText(found.reserved), "this must fit"],
     ["Allocated at the peak", (about && "at most ") + bytesText(found.allocated), "in blocks that tensors use"],
     ["Floor", bytesText(found.floor), "no order of the same work gets below"],
-    ["In the computer's memory", found.host ? bytesText(found.host) : "nothing", found.host ? `beside Python and the files${many}` : ""],
+    ["In the computer's memory", onHost ? bytesText(found.host) : "next to nothing", onHost ? `beside Python and the files${many}` : ""],
     ["Largest batch that fits", batch ? `${batch} rows${beyond ? " or more" : ""}` : "none", `of ${state.s.toLocaleString("en")} tokens`],
     ["1,000 tokens take", `≥ ${digits(found.perThousand)} s`, "a bound from the work, not a time"],
     ["Work of a step", `${digits(found.flops / 1e12)} TFLOP`, `${digits(found.moved / 1e9)} GB moved in the GPU`],

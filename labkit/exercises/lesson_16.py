@@ -1,4 +1,4 @@
-"""Exercises of lesson 16: another model of 70B, and double quantisation within a memory target."""
+"""Exercises of lesson 16: another model of 70B, and double quantization within a memory target."""
 
 import torch
 

@@ -35,7 +35,7 @@ def number_lines(
         levels: for each line's name the values it can hold, in any order, as numbers, an array
             or a tensor of any shape, dtype and device. Equal ones count once.
         values: numbers to be rounded: their histogram is drawn above the lines.
-        lost: below which number the figure is shaded, and what is written there.
+        lost: below which number histogram and first line are shaded, and what is written there.
         x_label: what the numbers are.
         title: what the figure shows; None: "Levels of <names>".
         source: where the numbers come from.
@@ -81,8 +81,11 @@ def number_lines(
         scale(axes.xaxis, "{:,.6g}".format, 8, log=log)
         axes.set_xlabel(one_line(x_label, 80))
         if lost:
-            for each in grid[:, 0]:
-                each.axvspan(axes.get_xlim()[0], lost[0], color=ALARM, alpha=0.12, linewidth=0)
+            shade = {"color": ALARM, "alpha": 0.12, "linewidth": 0}
+            if values is not None:
+                above.axvspan(axes.get_xlim()[0], lost[0], **shade)
+            first_line = 1 - 1.15 / (len(lines) + 0.3)  # from here to the top
+            axes.axvspan(axes.get_xlim()[0], lost[0], first_line, **shade)
             above.text(0.01, 0.9, lost[1], transform=above.transAxes, va="top", color=ALARM)
         for row, line in enumerate(drawn.values()):
             _, first = np.unique(np.round(PLACES / np.ptp(ends) * place(line)), return_index=True)

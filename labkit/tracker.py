@@ -9,7 +9,7 @@ weak reference to the storage sees it go. What a storage was for is decided afte
 identity: it ever was a parameter, a buffer, some parameter's ``.grad``, in an optimizer's state,
 saved by autograd for backward, or none of these (temporary). Nothing needs to be handed over.
 
-Views count once, tied weights count once, wrapper sub-classes (DTensor, quantised tensors) count
+Views count once, tied weights count once, wrapper sub-classes (DTensor, quantized tensors) count
 what they hold, tensors on ``meta`` hold nothing.
 
 Limits: memory that an operator takes and gives back inside itself (a kernel's workspace) is not a

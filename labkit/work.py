@@ -94,7 +94,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors that hold memory for ``tensor``: itself, or what a wrapper is made of
-    (DTensor, quantised tensors)."""
+    (DTensor, quantized tensors)."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return

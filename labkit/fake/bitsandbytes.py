@@ -1,12 +1,12 @@
 """bitsandbytes on fake tensors: its own code runs, and what it would ask a GPU is answered.
 
-Its quantised layers are tensor sub-classes, its tables are computed from data, and on a CPU it
+Its quantized layers are tensor sub-classes, its tables are computed from data, and on a CPU it
 takes other ways than on CUDA. Inside `fake_bitsandbytes`
 
-- a quantised parameter made from a fake tensor is a fake tensor with that parameter's behaviour;
+- a quantized parameter made from a fake tensor is a fake tensor with that parameter's behaviour;
 - the table of the 8-bit data type has the real one's length;
 - no activation counts as an outlier of LLM.int8(): how many there are depends on the data;
-- a product with a quantised weight shows the copies that its kernel makes inside;
+- a product with a quantized weight shows the copies that its kernel makes inside;
 - with ``as_cuda`` the int8 product keeps what CUDA's keeps, a 4-bit product of fewer than
   ``COPIED_ROWS`` rows needs no copy of its weight, and the state of a paged optimizer lies in host
   memory.
@@ -17,8 +17,8 @@ Source: bitsandbytes 0.50, ``autograd/_functions.py``, ``optim/optimizer.py``,
 ``backends/default/ops.py`` and ``backends/cuda/ops.py``.
 
 Limits: from ``COPIED_ROWS`` to 1536 rows some GPUs do without the copy that is shown, depending on
-the weight's shape. What a quantising kernel makes inside is not shown. Paged state is counted on
-the host, also where it would migrate to the GPU. Int8 weights are quantised wherever they were
+the weight's shape. What a quantizing kernel makes inside is not shown. Paged state is counted on
+the host, also where it would migrate to the GPU. Int8 weights are quantized wherever they were
 made, which a real GPU does only on the way from the CPU. On the CPU the packed form of 4-bit
 weights for inference is left out, and 8-bit optimizers widen one parameter's state at a time.
 """

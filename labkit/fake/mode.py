@@ -51,7 +51,7 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
         # swap_tensors refuses parameters with weak references, which fake tensors have by
         # themselves; module.to() needs no more than this.
         a.data = b.data
-        a.__dict__.update(b.__dict__)  # its device, and what a quantised parameter knows
+        a.__dict__.update(b.__dict__)  # its device, and what a quantized parameter knows
 
     def foreach(tensors: Any, differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:
         on_gpu = all(t is None or t.device == GPU_DEVICE for t in tensors)

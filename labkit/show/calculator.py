@@ -183,7 +183,7 @@ def _controls() -> dict[str, Any]:
         "checkpointing": ("checkpointing", Dropdown(options=[("off", False), ("on", True)])),
         "attention": ("attention", Dropdown(options=[*ATTENTIONS])),
         "lora": ("LoRA rank", Dropdown(options=[(NONE, NONE), *ranks])),
-        "quantize": ("quantised to", Dropdown(options=[NONE, *QUANTIZATIONS])),
+        "quantize": ("quantized to", Dropdown(options=[NONE, *QUANTIZATIONS])),
     }
     return {
         name: named(control, label, label_width="104px", width="340px")

@@ -1,4 +1,4 @@
-"""Number lines: which values a number format or a quantiser can hold, and what falls between.
+"""Number lines: which values a number format or a quantizer can hold, and what falls between.
 
 Limits: ticks closer than a pixel run together into a band; the table counts them all. A format
 with billions of values has to be cut to a window, or thinned out, by the caller.

@@ -154,7 +154,7 @@ def held_out_loss(
     """Return the mean loss per token on the test split, in nats; its exponential is the perplexity.
 
     Args:
-        model: a transformers causal language model (adapters and quantised layers included). It
+        model: a transformers causal language model (adapters and quantized layers included). It
             is evaluated without dropout and without gradients, and left in the mode it was in.
         tokenizer, rows, seq_len, seed: as for ``batches``, whose batch the ``rows`` are.
         batch_size: rows at once; it changes the memory, not the result.

@@ -1,5 +1,6 @@
 """The map of the course, in the README and in lesson 00: `make map`.
 
+Lesson 00 shows each lesson's question and no surprise, which would give its predictions away.
 Question, minutes and hardware are those of each lesson's title cell. The sentence to tell a
 colleague (``surprise``) and the lessons that it builds on (``builds_on``) are in the notebook's
 metadata. A lesson's short name is written by hand, in the README.
@@ -71,10 +72,10 @@ def for_readme(names: dict[str, str]) -> str:
 
 def for_lesson(names: dict[str, str], home: str) -> str:
     """Return lesson 00's map; ``home`` is the address of the repository's files."""
-    lines = ["", *ways(home), "", "| lesson | what to tell a colleague |"]
+    lines = ["", *ways(home), "", "| lesson | the question |"]
     lines.append("|---|---|")
     for row in rows():
-        lines.append(f"| [{row.number} {names[row.path]}]({row.path}) | {row.surprise} |")
+        lines.append(f"| [{row.number} {names[row.path]}]({row.path}) | {row.question} |")
     return "\n".join(lines)
 
 

@@ -111,12 +111,14 @@ def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
 def recorded_lines(claim: Claim) -> list[str]:
     """Return what the GPUs that tested the claim recorded, as text: a line for each finding.
 
-    A phantom GPU tests what its bytes decide, and not what a CPU computed beside it.
+    What is simulated was not tested on a GPU, whichever was there; a phantom GPU tests what its
+    bytes decide, and not what a CPU computed beside it.
     """
     places: dict[str, list[str]] = {}
     for result in results.recorded(claim.lesson):
         for entry in result.judgements:
-            if result.phantom and "CPU" in (entry.get("mode") or ""):
+            mode = entry.get("mode") or ""
+            if mode.startswith("simulated") or (result.phantom and "CPU" in mode):
                 continue
             if entry["id"] == claim.id and entry["verdict"] != Verdict.NOT_TESTABLE:
                 found = lesson_cards.recorded_finding(result, entry, claim.unit)

@@ -75,13 +75,13 @@ def part_table(formula: Envelope, trace: Estimate) -> Rich:
     for row in formula.beside(trace.run):
         terms = [term.text for term in formula.terms if term.part == row.part]
         found = MISSING if row.formula_bytes is None else format_bytes(row.formula_bytes)
-        off = MISSING if row.error is None else change_text(row.formula_bytes, row.highest_bytes)
+        times = f"{row.highest_bytes / row.formula_bytes:.2f}" if row.formula_bytes else MISSING
         highest, peak = format_bytes(row.highest_bytes), format_bytes(row.peak_bytes)
-        rows.append([str(row.part), " + ".join(terms) or MISSING, found, highest, off, peak])
+        rows.append([str(row.part), " + ".join(terms) or MISSING, found, highest, times, peak])
     total, peak = formula.total_bytes, trace.peak_allocated_bytes
-    off = change_text(total, peak)
-    rows.append(["together", "", format_bytes(total), "", off, format_bytes(peak)])
-    headings = ["part", "formula", "= bytes", "trace, at most", "formula off by", "at the peak"]
+    times = f"{peak / total:.2f}"
+    rows.append(["together", "", format_bytes(total), "", times, format_bytes(peak)])
+    headings = ["part", "formula", "= bytes", "trace, at most", "trace / formula", "at the peak"]
     letters = ", ".join(f"{key} = {value:,}" for key, value in formula.symbols.items())
     caption = f"Part by part, {trace.run.label}. {letters}."
     return grid(headings, rows, caption=caption, text_columns=(0, 1))

@@ -33,7 +33,8 @@ MOST_ROWS, MOST_BLOCKS = 24, 48  # the blocks in one row
 COLUMNS = 3
 ROW, PANEL = 16, 54  # pixels: a row, and the name and the ticks of a map
 NARROW = 5  # pixels: no edges below
-USED, CACHED, STRANDED = "used by a tensor", "cached (can be returned)", "stranded (cannot)"
+USED, CACHED = "used by a tensor", "cached (can be returned)"
+STRANDED = "stranded (cannot be returned)"
 STYLES = {
     USED: {"facecolor": "#0072B2", "hatch": ""},
     CACHED: {"facecolor": "#DADADA", "hatch": ""},
@@ -136,7 +137,7 @@ def draw_segment_map(
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     height = rows * (PANEL + ROW * layout[0])
-    figure = Picture(title, source, body=height, legend=map_legend())
+    figure = Picture(title, source, body=height, legend=map_legend(maps.values()))
     with figure.drawing(rows, columns, squeeze=False) as panels:
         for axes, (name, segments) in zip(panels.flat, maps.items(), strict=False):
             draw_map(axes, segments, layout, one_line(name, 34), WIDTH / columns)
@@ -150,9 +151,11 @@ def draw_segment_map(
 segment_map = showing(draw_segment_map)
 
 
-def map_legend() -> list[Patch]:
-    """Return legend entries of the three kinds."""
-    return [Patch(label=kind, **EDGE, **style) for kind, style in STYLES.items()]
+def map_legend(maps: Collection[Sequence[Segment]]) -> list[Patch]:
+    """Return legend entries of those of the three kinds that occur."""
+    found = {kind for segments in maps for each in segments for kind, _ in _kinds(each)}
+    styles = {kind: style for kind, style in STYLES.items() if kind in found}
+    return [Patch(label=kind, **EDGE, **style) for kind, style in styles.items()]
 
 
 def draw_map(

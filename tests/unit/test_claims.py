@@ -291,9 +291,10 @@ def test_recorded_verdicts_are_those_of_this_claim(monkeypatch):
     ]
 
 
-def test_what_a_cpu_computed_beside_a_phantom_is_not_listed(monkeypatch):
+def test_what_was_not_tested_on_the_gpu_itself_is_not_listed(monkeypatch):
     entry = {"id": "opt8-drop-in", "verdict": "supported", "measured": True}
-    for mode, listed in (("trained on the CPU, 3 seeds", 0), ("on a phantom NVIDIA T4", 1)):
+    modes = {"trained on the CPU, 3 seeds": 0, "simulated for NVIDIA H200": 0}
+    for mode, listed in (modes | {"on a phantom NVIDIA T4": 1}).items():
         here = {"kind": "cuda", "name": "NVIDIA T4", "phantom": True, "versions": {}}
         found = [result(machine=here, judgements=({**entry, "mode": mode},))]
         monkeypatch.setattr(results, "recorded", lambda lesson, found=found: found)

@@ -32,6 +32,7 @@ class Finding:
     machine: str
     recorded: bool
     phantom: bool = False
+    on_gpu: bool = True
     agrees: str = ""
     differs: str = ""
 
@@ -71,10 +72,13 @@ def gather(*, run: Path | None = None, recorded: Path | None = None, own: bool =
     Args:
         run: the folder of a `labkit run`; `run_folder` looks for it if None.
         recorded: holds ``<gpu>/``; the course's own recordings if None.
-        own: whether this machine's run counts; recorded findings always do.
+        own: whether this machine's run counts, that of a CPU only where no GPU has judged;
+            recorded findings always do.
     """
-    found = own_findings(run or run_folder()) if own else []
-    found += recorded_findings(recorded)
+    found = recorded_findings(recorded)
+    judged = {each.claim for each in found}  # a CPU counts only where no GPU has judged
+    here = own_findings(run or run_folder()) if own else []
+    found = [each for each in here if each.on_gpu or each.claim not in judged] + found
     return Trial({id: tuple(each for each in found if each.claim == id) for id in all_claims()})
 
 
@@ -110,6 +114,7 @@ def _findings(result: results.Result, *, recorded: bool = True) -> list[Finding]
     """Return its judgements. "Not testable here" is none."""
     machine = result.where if recorded else f"this machine, {result.where}"
     phantom = recorded and result.phantom
+    on_gpu = result.machine["kind"] in ("cuda", "rocm")
     findings = []
     for entry in result.judgements:
         id, verdict = entry["id"], Verdict(entry["verdict"])
@@ -123,5 +128,5 @@ def _findings(result: results.Result, *, recorded: bool = True) -> list[Finding]
                     kept = agrees if judged == Verdict.SUPPORTED else differs
                     kept[name] = measured.get(name)
             texts = format_found(agrees, unit), format_found(differs, unit)
-            findings.append(Finding(id, verdict, found, machine, recorded, phantom, *texts))
+            findings.append(Finding(id, verdict, found, machine, recorded, phantom, on_gpu, *texts))
     return findings

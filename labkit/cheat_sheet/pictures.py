@@ -45,7 +45,7 @@ def draw_verdict_bars(trial: Trial, *, title: str) -> Picture:
     source = f"one verdict for each claim, over all records: {phantoms} phantom GPUs"
     figure = Picture(
         title,
-        source + (f" and {others} real machines" if others else ""),
+        source + (f" and {others} other machine{'s' * (others > 1)}" if others else ""),
         body=40 + 56 * len(counted),
         legend=[Patch(label=NAMES[verdict], **_fill(style)) for verdict, style in STYLES.items()],
     )

@@ -24,6 +24,7 @@ from labkit.show.picture import (
     Picture,
     area_legend,
     fill,
+    fits,
     marked,
     note,
     one_line,
@@ -44,8 +45,8 @@ from labkit.trace import Category
 from labkit.values import InputError, format_bytes
 
 HEIGHT, THIN = 0.62, 0.16  # of a bar, and of what is reserved beyond it; a row is 1
-#: Shares of the longest bar: below it a part is no more than a line; about what a letter takes.
-LEAST_SEEN, LETTER = 0.003, 0.014
+#: Of the longest bar; a smaller part is no more than a line.
+LEAST_SEEN = 0.003
 
 
 def draw_bars(
@@ -237,7 +238,7 @@ def write_total(
     Where the text would cover the ``line`` of what a device can hold, it stands behind that.
     """
     low, high = axes.get_xlim()
-    if line and end < line < end + LETTER * len(text) * (high - low):
+    if line and end < line and not fits(f"{text}  ", (line - end) / (high - low)):
         end = line
     style = {"size": 10.5, "weight": "bold", **style}
     note(axes, text, (end, y), (8, 0), va="center", bbox=PAPER, zorder=6, **style)

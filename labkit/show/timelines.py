@@ -9,6 +9,8 @@ lowest and last point are kept. The marked peak and the table come from the whol
 short to see are not shaded; the table has them.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,6 +49,7 @@ PHASE_COLOURS = {
 SHORT_NAMES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "opt"}
 TABLE_STEPS = 10
 VISIBLE = 0.004  # of the width
+SHORT, MANY = 0.03, 8  # so many in turn, each of a smaller share of the width, are drawn as one
 STEP_LINE = {"color": GREY, "linewidth": 1, "linestyle": (0, (2, 2)), "zorder": 5}
 
 
@@ -188,20 +191,50 @@ def limit_top(axes: Axes, highest_bytes: int, name: str, limit_bytes: int | None
 
 def _name_phases(axes: Axes, phases: pd.Series) -> None:
     """Shade the phases and name them in a strip above the axes, as far as the names fit."""
-    starts = phases[phases != phases.shift()]
-    edges = [*starts.index, phases.index[-1] + 1]
-    for phase, start, stop in zip(starts, edges, edges[1:], strict=False):
-        share = (stop - start) / (edges[-1] - edges[0])
+    width = phases.index[-1] + 1 - phases.index[0]
+    for names, start, stop in _stretches(phases):
+        share = (stop - start) / width
         if share < VISIBLE:
             continue
+        phase = names[0]
         colour = PHASE_COLOURS[phase]
         axes.axvspan(start, stop, facecolor=colour, alpha=0.45, linewidth=0, zorder=0)
         strip = {"facecolor": colour, "edgecolor": "white", "linewidth": 1, "clip_on": False}
         axes.axvspan(start, stop, 1, 1.07, **strip)
-        name = str(phase) if fits(str(phase), share) else SHORT_NAMES.get(phase, "")
+        name = " + ".join(map(str, names))
+        if not fits(name, share):
+            name = " + ".join(SHORT_NAMES.get(each, "") for each in names)
         if fits(name, share):
             middle = ((start + stop) / 2, 1.035)
             note(axes, name, middle, (0, 0), xycoords=ABOVE, ha="center", va="center")
+
+
+def _stretches(phases: pd.Series) -> list[tuple[list[Phase], int, int]]:
+    """Return each phase with where it starts and ends; many short ones in turn are one stretch.
+
+    Those are an optimizer's steps in backward: no forward, which begins a step or a piece of it.
+    """
+    starts = phases[phases != phases.shift()]
+    edges = [*starts.index, phases.index[-1] + 1]
+    most = SHORT * (edges[-1] - edges[0])
+
+    def merges(span: tuple[Phase, int, int]) -> bool:
+        phase, start, stop = span
+        return stop - start < most and phase not in (Phase.SETUP, Phase.FORWARD)
+
+    stretches: list[tuple[list[Phase], int, int]] = []
+    spans = zip(starts, edges, edges[1:], strict=False)
+    for short, group in itertools.groupby(spans, key=merges):
+        several = list(group)
+        if short and len(several) >= MANY:
+            taken = Counter()
+            for phase, start, stop in several:
+                taken[phase] += stop - start
+            names = [phase for phase, _ in taken.most_common(2)]
+            stretches.append((names, several[0][1], several[-1][2]))
+        else:
+            stretches += [([phase], start, stop) for phase, start, stop in several]
+    return stretches
 
 
 def _name_steps(axes: Axes, line: Timeline) -> None:

@@ -207,6 +207,18 @@ def test_verdicts_of_this_machine(tmp_path):
     assert not finding.recorded
 
 
+def test_a_cpu_counts_only_where_no_gpu_has_judged(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    a_run(run)
+    alone = gather(run=run, recorded=tmp_path / "none")
+    assert [each.recorded for each in alone.findings["amp-accuracy"]] == [False]
+    found = result(lesson="04", machine=H200, judgements=(JUDGED,))
+    results.save(found, tmp_path / "gpus/h200/04.json")
+    both = gather(run=run, recorded=tmp_path / "gpus")
+    assert [each.machine for each in both.findings["amp-accuracy"]] == ["NVIDIA H200"]
+
+
 def test_a_failed_lesson_and_a_broken_file_give_no_verdict(tmp_path):
     a_run(tmp_path, status="failed")
     (tmp_path / "05_bf16.json").write_text("{")

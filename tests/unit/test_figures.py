@@ -7,6 +7,7 @@ from functools import partial
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from bs4 import BeautifulSoup
@@ -21,7 +22,7 @@ from labkit.show.lines import lines
 from labkit.show.number_lines import number_lines
 from labkit.show.picture import COLOURS, HATCHES, RESERVED
 from labkit.show.tables import seconds_text
-from labkit.show.timelines import PHASE_COLOURS, draw_timeline
+from labkit.show.timelines import PHASE_COLOURS, _stretches, draw_timeline
 from labkit.toolbox.spans import Span
 from labkit.trace import Category, Phase, Trace
 from labkit.values import GIB, MIB, InputError, format_bytes
@@ -208,6 +209,13 @@ def test_a_total_does_not_cover_the_line_of_the_limit():
     assert_fits(figure)
     place = {text.get_text(): text.xy[0] / GIB for text in figure.axes[0].texts}
     assert [place[total] for total in ("9.00 GiB", "4.00 GiB", "12.0 GiB")] == [10, 4, 12]
+
+
+def test_many_short_phases_in_turn_are_one_stretch():
+    turns = [Phase.FORWARD] * 200 + [Phase.BACKWARD, Phase.BACKWARD, Phase.OPTIMIZER] * 10
+    found = _stretches(pd.Series(turns))
+    both = [Phase.BACKWARD, Phase.OPTIMIZER]
+    assert found == [([Phase.FORWARD], 0, 200), (both, 200, 230)]
 
 
 def test_timeline_marks_the_peak_and_names_the_phases():

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -158,6 +159,7 @@ def start(lesson: str | int) -> this_machine.Machine:
     if not current.machine.can_measure:  # or DeepSpeed warns of a missing GPU when it is imported
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it recommends a package
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # PEFT asks for an old name
     if "OMP_NUM_THREADS" not in os.environ:
         # Threads that wait for each other spin: where a browser takes the core of one, small steps
         # become many times slower. `labkit run` sets OMP_WAIT_POLICY, which must be set earlier.

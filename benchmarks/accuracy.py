@@ -15,7 +15,7 @@ cent of the truth: negative means that the estimate is too low. Their sizes are 
 and every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table
 as JSON in ``<out>/<device>/accuracy.json``, with versions and date; that of a phantom goes to
 ``<out>/phantom/<device>``. ``--fits`` tries some ways of training every model of the table of
-`labkit.fits`, without the tracker, and stores ``fits.json``.
+`labkit.fitting`, without the tracker, and stores ``fits.json``.
 
 Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the GPU,
 what the GPU cannot do, or what fails there is listed, with the reason on standard error, and not

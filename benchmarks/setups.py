@@ -1,7 +1,7 @@
 """What the tests and the benchmarks hold to PyTorch's own allocator: recipes and set-ups.
 
 ``SMALL_RECIPES`` and ``GPU_RECIPES`` are recipes that between them use every technique, on a tiny
-model and at real size. ``fits_recipes`` are of all models of the table of `labkit.fits`.
+model and at real size. ``fits_recipes`` are of all models of the table of `labkit.fitting`.
 ``SETUPS`` are small training loops written as people write them, with what else the tracker must
 understand. ``CAUSES`` says why one of them misses by more than a per cent.
 
@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from labkit.fits.build import TRAINED, longest_of, ways
-from labkit.fits.table import USUAL_LENGTH
+from labkit.fitting.build import TRAINED, longest_of, ways
+from labkit.fitting.table import USUAL_LENGTH
 from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config
 from labkit.plan.candidates import least_bytes
@@ -236,7 +236,7 @@ GPU_RECIPES: dict[str, tuple[str, Recipe]] = _named(
 
 
 def fits_recipes(gpu: Gpu) -> dict[str, tuple[str, Recipe]]:
-    """Return one row of ``USUAL_LENGTH`` tokens for every model of the table of `labkit.fits`, in
+    """Return one row of ``USUAL_LENGTH`` tokens for each model of the table of `labkit.fitting`, in
     each kind of training: as it is, and with all that saves memory on the GPU itself. What ``gpu``
     cannot hold or compute in any case is left out.
     """

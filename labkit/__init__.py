@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.plan.training": ("training",),
         "labkit.plan.estimate": ("estimate",),
         "labkit.plan.advice": ("advise",),
-        "labkit.fits.lookup": ("fits",),
+        "labkit.fitting.lookup": ("fits",),
     },
     "In a lesson": {
         "labkit.course.session": (

@@ -1,7 +1,7 @@
 """Write the page "Will it fit?": ``fit.html`` with its style, its program and its data.
 
 The page asks nothing of a network and opens from a disk, so the data is a program that sets one
-variable. `labkit.fits` explains them.
+variable. `labkit.fitting` explains them.
 """
 
 import html
@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.fits.build import MOST_BYTES, MOST_LENGTH, RANKS
-from labkit.fits.lookup import gpus, more_workspace_bytes, name_of_way, table
-from labkit.fits.table import USUAL_LENGTH, Point, allocated_of
+from labkit.fitting.build import MOST_BYTES, MOST_LENGTH, RANKS
+from labkit.fitting.lookup import gpus, more_workspace_bytes, name_of_way, table
+from labkit.fitting.table import USUAL_LENGTH, Point, allocated_of
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
 from labkit.models.catalogue import MODELS, image_tokens, model

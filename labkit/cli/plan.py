@@ -180,13 +180,13 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _fits(options: argparse.Namespace) -> int:
     if options.rebuild is not None:
-        from labkit.fits.build import rebuild
+        from labkit.fitting.build import rebuild
 
         rebuild(options.rebuild, [options.model] if options.model else [])
         return 0
     if options.model is None or options.gpu is None:
         raise InputError("say a model and a GPU: labkit fits Llama-3.1-8B --gpu rtx-4090")
-    from labkit.fits.lookup import fits
+    from labkit.fitting.lookup import fits
 
     found = fits(
         options.model,

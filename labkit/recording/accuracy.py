@@ -1,7 +1,7 @@
 """Tables of how far simulating and tracking are from what the allocator says, read back from files.
 
 ``benchmarks/accuracy.py`` measures and writes them as ``results/<gpu>/accuracy.json``; as
-``fits.json`` beside it what it tried of the table of `labkit.fits`.
+``fits.json`` beside it what it tried of the table of `labkit.fitting`.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-/* Looks things up in window.FIT, which fit-data.js brings; labkit/fits/table.py explains the rules
+/* Looks things up in window.FIT, which fit-data.js brings; labkit/fitting/table.py explains the rules
    between the points, and tests hold the two to each other. No request is made. */
 "use strict";
 

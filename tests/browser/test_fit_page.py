@@ -11,7 +11,7 @@ from browsing import NARROW, WIDE, hold_page, shot
 from small_fits import MODEL as TINY
 from small_fits import small_table
 
-from labkit.fits import lookup
+from labkit.fitting import lookup
 from labkit.plan.script import script
 
 pytestmark = pytest.mark.browser

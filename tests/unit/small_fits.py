@@ -1,7 +1,7 @@
 """A table of fits, small enough to be computed in a test."""
 
-from labkit.fits import build
-from labkit.fits.table import FitTable
+from labkit.fitting import build
+from labkit.fitting.table import FitTable
 from labkit.plan.recipe import Recipe
 
 MODEL = "SmolLM2-tiny"

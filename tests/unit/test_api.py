@@ -39,6 +39,12 @@ def test_every_public_name_resolves_and_is_documented(name):
         assert [p for p in inspect.signature(value).parameters if p not in text] == []
 
 
+def test_no_module_takes_the_place_of_a_public_name():
+    """Importing ``labkit.x`` makes ``x`` an attribute of ``labkit``."""
+    modules = {path.stem for path in (ROOT / "labkit").iterdir()}
+    assert modules.isdisjoint(labkit.__all__)
+
+
 def test_there_are_about_forty_names():
     assert len(labkit.__all__) == len(set(labkit.__all__)) <= 42
     assert set(labkit.__all__) <= set(dir(labkit))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small_fits import MODEL, WAYS, small_table
 
 from labkit.cli.main import main
-from labkit.fits import build, lookup
-from labkit.fits.table import TOKENS, FitTable, Point, Row, allocated_of, answer, row_shape
+from labkit.fitting import build, lookup
+from labkit.fitting.table import TOKENS, FitTable, Point, Row, allocated_of, answer, row_shape
 from labkit.hardware import catalogue
 from labkit.models.config import find_config
 from labkit.plan.estimate import estimate

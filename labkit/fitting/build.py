@@ -1,4 +1,4 @@
-"""Compute the table of `labkit.fits.table`: every model, every way to train it, growing batches.
+"""Compute the table of `labkit.fitting.table`: every model, every way to train it, growing batches.
 
     labkit fits --rebuild results/fits.json.gz
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.allocator.replay import Replay, replay
 from labkit.allocator.workspaces import with_workspaces
-from labkit.fits.table import (
+from labkit.fitting.table import (
     PARTS,
     PHASES,
     TOKENS,

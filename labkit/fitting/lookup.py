@@ -2,7 +2,7 @@
 
     lab.fits("Llama-3.1-8B", gpu="rtx-4090", batch_size=2, seq_len=1024)
 
-`labkit.fits.table` says what is exact and what lies between points. The same lookup runs in the
+`labkit.fitting.table` says what is exact and what lies between points. The same lookup runs in the
 page ``fit.html`` of the site.
 
 Limits: NVIDIA's GPUs, and the batches of the table. The table was simulated for an A100, float16
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
 from labkit.course.results import result_folders
-from labkit.fits.table import Answer, FitTable, answer
+from labkit.fitting.table import Answer, FitTable, answer
 from labkit.hardware import catalogue
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu

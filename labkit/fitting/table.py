@@ -1,7 +1,7 @@
 """A table of what models take, and what can be said between its points.
 
 ``results/fits.json.gz`` holds, for every model and every way to train it, steps of 512 to 65,536
-tokens (`labkit.fits.build`). Two facts make so few points enough:
+tokens (`labkit.fitting.build`). Two facts make so few points enough:
 
 - With a fused attention kernel every tensor of a step is fixed, or grows with the number of tokens,
   however they are divided into rows. Where attention computes its scores in memory they grow with
@@ -117,7 +117,7 @@ class FitTable:
 
     @classmethod
     def from_dict(cls, record: Any) -> "FitTable":
-        """Read what `labkit.fits.build` wrote; an `InputError` names what is wrong."""
+        """Read what `labkit.fitting.build` wrote; an `InputError` names what is wrong."""
         return read_record(cls, record, "a table of fits")
 
 

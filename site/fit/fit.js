@@ -220,7 +220,7 @@ function showFacts(found, gpu, model) {
   const onHost = found.host > 2 ** 20;
   const facts = [
     ["Reserved", about + bytesText(found.reserved), "this must fit"],
-    ["Allocated at the peak", (about && "at most ") + bytesText(found.allocated), "in blocks that tensors use"],
+    ["Allocated at the peak", about + bytesText(found.allocated), "in blocks that tensors use"],
     ["Floor", bytesText(found.floor), "no order of the same work gets below"],
     ["In the computer's memory", onHost ? bytesText(found.host) : "next to nothing", onHost ? `beside Python and the files${many}` : ""],
     ["Largest batch that fits", batch ? `${batch} rows${beyond ? " or more" : ""}` : "none", `of ${state.s.toLocaleString("en")} tokens`],

@@ -143,8 +143,9 @@ def _tried() -> dict[str, dict[int, str]]:
     for name, entry in known.models.items():
         length = min(USUAL_LENGTH, entry.longest)
         for index, (recipe, rows) in enumerate(zip(known.recipes, entry.ways, strict=True)):
-            point = rows and rows[0].points[known.tokens.index(length)]
-            if point and not rows[0].seq_len:
+            row = next((row for row in rows or () if row.seq_len in (0, length)), None)
+            point = row and row.points[known.tokens.index(length)]
+            if point:
                 setup = f"{name}, {recipe.but(batch_size=1, seq_len=length)}"
                 points[setup] = (name, index, point)
     found: dict[str, dict[int, str]] = {}

@@ -7,7 +7,7 @@ page ``fit.html`` of the site.
 
 Limits: NVIDIA's GPUs, and the batches of the table. The table was simulated for an A100, float16
 for a T4. On Hopper and Blackwell the larger workspaces of cuBLAS are added; what else differs
-between GPUs hardly changes allocated bytes, but may change by some per cent what is reserved.
+between GPUs hardly changes allocated bytes, but what is reserved by up to 10 % (docs/LOG.md).
 """
 
 from functools import cache

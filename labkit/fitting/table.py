@@ -6,10 +6,10 @@ tokens (`labkit.fitting.build`). Two facts make so few points enough:
 - With a fused attention kernel every tensor of a step is fixed, or grows with the number of tokens,
   however they are divided into rows. Where attention computes its scores in memory they grow with
   the square of the length, and the table has a row of points for each of several lengths.
-- What lives at one moment is then a straight line in the number of tokens, so that the peak, the
-  largest of many lines, is convex: the chord between two points is never below it. The same holds
-  along the length. (Below 1,024 tokens a chunked loss has one chunk, and grows; above it does not.
-  1,024 is a point of the table.)
+- What lives at one moment is then nearly a straight line in the number of tokens, and the peak, the
+  largest of many lines, nearly convex: the chord between two points is about it or a little above.
+  The same holds along the length. (Below 1,024 tokens a chunked loss has one chunk, and grows;
+  above it does not. 1,024 is a point of the table.)
 
 Operations are ``tokens * (a + b * length)``: two points give a and b. Reserved bytes follow no such
 rule, since blocks are found where they are free. They are taken on the chord, as an approximation.

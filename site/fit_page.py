@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.fitting.build import MOST_BYTES, MOST_LENGTH, RANKS
 from labkit.fitting.lookup import gpus, more_workspace_bytes, name_of_way, table
-from labkit.fitting.table import USUAL_LENGTH, Point, allocated_of
+from labkit.fitting.table import MORE_RESERVED, USUAL_LENGTH, Point, allocated_of
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
 from labkit.models.catalogue import MODELS, image_tokens, model
@@ -63,6 +63,7 @@ def page_data() -> dict[str, Any]:
         "ways": [_way(recipe) for recipe in known.recipes],
         "ranks": RANKS,
         "most": MOST_BYTES,
+        "off": round(100 * MORE_RESERVED),
         "mostLength": MOST_LENGTH,
         "usualLength": USUAL_LENGTH,
         "gpus": [_gpu(gpu) for gpu in gpus()],

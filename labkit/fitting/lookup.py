@@ -30,19 +30,17 @@ if TYPE_CHECKING:
 FILE = "fits.json.gz"
 _PRECISIONS = {"fp32": "FP32", "amp-bf16": "AMP BF16", "amp-fp16": "AMP FP16", "bf16": "BF16"}
 _OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
+_SHOWN = ("reserved", "allocated", "host")
 _ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, constants rounded too"}
 
 
 class Found(NamedTuple):
     """One way at one batch on one GPU. ``verdict``: "fits"; "tight", if only without cached
-    blocks; "no"."""
+    blocks; "no". ``answer`` has whole bytes, with what this GPU's cuBLAS takes."""
 
     recipe: Recipe
     verdict: str
-    allocated_bytes: int
-    reserved_bytes: int
-    host_bytes: int
-    exact: bool
+    answer: Answer
     seconds_per_token: float
 
 
@@ -115,32 +113,25 @@ def find(
 
 
 def _judged(recipe: Recipe, found: Answer, gpu: Gpu) -> Found:
+    more = more_workspace_bytes(gpu)
     values = {name: round(value) for name, value in found.values.items()}
-    allocated = values["allocated"] + more_workspace_bytes(gpu)
-    reserved = values["reserved"] + more_workspace_bytes(gpu)
-    verdict = "fits" if reserved <= gpu.budget_bytes else "no"
-    if verdict == "no" and allocated <= gpu.budget_bytes:
+    values |= {name: values[name] + more for name in ("allocated", "reserved", "floor")}
+    verdict = "fits" if values["reserved"] <= gpu.budget_bytes else "no"
+    if verdict == "no" and values["allocated"] <= gpu.budget_bytes:
         verdict = "tight"
     work = {recipe.precision: values["flops"]}
     seconds = least_seconds(gpu, work, values["moved"], values["link"])
-    return Found(
-        recipe,
-        verdict,
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        host_bytes=values["host"],
-        exact=found.exact,
-        seconds_per_token=seconds / (recipe.tokens * recipe.ranks),
-    )
+    here = Answer(values, found.least + more, found.most + more, found.exact)
+    return Found(recipe, verdict, here, seconds / (recipe.tokens * recipe.ranks))
 
 
 def _rank(found: Found) -> tuple:
     """Sort what fits first, by changes and bound; then what is nearest to fitting."""
     verdict = ("fits", "tight", "no").index(found.verdict)
     if verdict:
-        return verdict, found.reserved_bytes
+        return verdict, found.answer.values["reserved"]
     count = len(changes(found.recipe))
-    return verdict, count, found.seconds_per_token, found.reserved_bytes
+    return verdict, count, found.seconds_per_token, found.answer.values["reserved"]
 
 
 def fits(
@@ -156,7 +147,8 @@ def fits(
 
     Returns:
         A row for each way: does it fit, GiB that it reserves, allocates and takes of the host,
-        a lower bound of the seconds that 1,000 tokens take, and what it changes.
+        a lower bound of the seconds that 1,000 tokens take, what it changes, and whether this batch
+        was simulated or lies between two that were: then bytes are about right.
 
     Raises:
         InputError: an unknown model or GPU, or a batch that the table does not reach.
@@ -173,11 +165,10 @@ def fits(
         {
             "way": name_of_way(each.recipe),
             "fits": each.verdict,
-            "reserved, GiB": round(each.reserved_bytes / GIB, 2),
-            "allocated, GiB": round(each.allocated_bytes / GIB, 2),
-            "host, GiB": round(each.host_bytes / GIB, 2),
+            **{f"{name}, GiB": round(each.answer.values[name] / GIB, 2) for name in _SHOWN},
             "1,000 tokens, s ≥": float(f"{1000 * each.seconds_per_token:.3g}"),
             "changes": "; ".join(changes(each.recipe)) or "nothing",
+            "known": "simulated" if each.answer.exact else "about",
         }
         for each in found
     ]

@@ -7,9 +7,8 @@ tokens (`labkit.fitting.build`). Two facts make so few points enough:
   however they are divided into rows. Where attention computes its scores in memory they grow with
   the square of the length, and the table has a row of points for each of several lengths.
 - What lives at one moment is then nearly a straight line in the number of tokens, and the peak, the
-  largest of many lines, nearly convex: the chord between two points is about it or a little above.
-  The same holds along the length. (Below 1,024 tokens a chunked loss has one chunk, and grows;
-  above it does not. 1,024 is a point of the table.)
+  largest of many lines, nearly convex. Between two points it is not above their chord, and not
+  below the chords of the points beside them, drawn on. The same holds along the length.
 
 Operations are ``tokens * (a + b * length)``: two points give a and b. Reserved bytes follow no such
 rule, since blocks are found where they are free. They are taken on the chord, as an approximation.
@@ -34,6 +33,8 @@ from labkit.values import InputError, read_record
 TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 #: Points that have more tokens have more rows, of this length or the longest that the model has.
 USUAL_LENGTH = 2048
+#: Between points up to this share more was reserved than the chord says (docs/LOG.md).
+MORE_RESERVED = 0.2
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, Meta(gt=0, lt=1 << 50)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
@@ -131,9 +132,14 @@ def row_shape(tokens: int, seq_len: int, longest: int) -> tuple[int, int]:
 
 
 class Answer(NamedTuple):
-    """One way at one batch: the values of a `Point`, and ``allocated``; exact if it is one."""
+    """One way at one batch: the values of a `Point`, and ``allocated``; exact if it is one.
+
+    Between points they are on the chord, and ``allocated`` is ``least`` to ``most`` bytes.
+    """
 
     values: Mapping[str, float]
+    least: float
+    most: float
     exact: bool
 
 
@@ -142,41 +148,72 @@ def answer(
 ) -> Answer | None:
     """Look up one way of a model at a batch; None where the table does not reach."""
     total = batch_size * seq_len
-    if seq_len > longest:
+    found = {
+        name: _at(rows, tokens, place, total, seq_len) for place, name in enumerate(Point._fields)
+    }
+    if seq_len > longest or None in found.values():
         return None
-    around = _around([row.seq_len for row in rows], seq_len) if len(rows) > 1 else (0, 0)
-    if around is None:
-        return None
-    found = []
-    for row in (rows[around[0]], rows[around[1]]):
-        there = [i for i, point in enumerate(row.points) if point is not None]
-        between = _around([tokens[i] for i in there], total)
-        if between is None:
-            return None
-        left, right = (there[i] for i in between)
-        share = _share(tokens[left], tokens[right], total)
-        pairs = zip(row.points[left], row.points[right], strict=True)
-        found.append([a + share * (b - a) for a, b in pairs])
-    share = _share(rows[around[0]].seq_len, rows[around[1]].seq_len, seq_len)
-    values = [a + share * (b - a) for a, b in zip(*found, strict=True)]
-    values = dict(zip(Point._fields, values, strict=True))
+    values = {name: between.chord for name, between in found.items()}
     if len(rows) == 1:
         values["flops"] = _flops(rows[0], tokens, longest, total, seq_len)
     values["allocated"] = max(values[phase] for phase in PHASES)
     values["reserved"] = max(values["reserved"], values["allocated"])
-    shapes = [row_shape(t, rows[around[0]].seq_len, longest) for t in tokens]
-    return Answer(values, exact=(batch_size, seq_len) in shapes)
+    return Answer(
+        values,
+        least=max(found[phase].least for phase in PHASES),
+        most=max(found[phase].most for phase in PHASES),
+        exact=any(
+            row_shape(t, row.seq_len, longest) == (batch_size, seq_len)
+            for t in tokens
+            for row in rows
+        ),
+    )
 
 
-def _around(xs: Sequence[int], x: int) -> tuple[int, int] | None:
-    """Return the places of the two of ``xs``, sorted, between which ``x`` is."""
-    left = [i for i, at in enumerate(xs) if at <= x]
-    right = [i for i, at in enumerate(xs) if at >= x]
-    return (left[-1], right[0]) if left and right else None
+class _Range(NamedTuple):
+    least: float
+    chord: float
+    most: float
 
 
-def _share(left: int, right: int, x: int) -> float:
-    return (x - left) / (right - left) if right > left else 0.0
+def _at(
+    rows: Sequence[Row], tokens: Sequence[int], place: int, total: int, seq_len: int
+) -> _Range | None:
+    """Return one value of a way: first along the tokens of each row, then along the lengths."""
+    along = []
+    for row in rows:
+        points = [(t, p[place]) for t, p in zip(tokens, row.points, strict=True) if p is not None]
+        found = _between([(t, _Range(value, value, value)) for t, value in points], total)
+        along.append((row.seq_len, found))
+    if len(rows) == 1:
+        return along[0][1]
+    return _between([(length, found) for length, found in along if found], seq_len)
+
+
+def _between(points: Sequence[tuple[int, _Range]], x: int) -> _Range | None:
+    """Return the value at ``x`` of a convex function that grows; ``points`` are sorted.
+
+    It is not above the chord, and not below the chords on either side, drawn on. Where it jumps
+    they pass above the chord.
+    """
+    left, right = [p for p in points if p[0] <= x], [p for p in points if p[0] >= x]
+    if not left or not right:
+        return None
+    (start, a), (stop, b) = left[-1], right[0]
+    if start == stop:
+        return a
+
+    def line(x1: int, y1: float, x2: int, y2: float) -> float:
+        return y1 + (y2 - y1) * (x - x1) / (x2 - x1)
+
+    chord = line(start, a.chord, stop, b.chord)
+    least, most = [min(a.least, b.least)], [line(start, a.most, stop, b.most)]
+    for beside in (left[-2:], right[1::-1]):
+        if len(beside) == 2:
+            (x1, beyond), (x2, near) = beside
+            least.append(line(x1, beyond.most, x2, near.least))
+            most.append(line(x1, beyond.least, x2, near.most))
+    return _Range(min(max(least), chord), chord, max(most))
 
 
 def _flops(row: Row, tokens: Sequence[int], longest: int, total: int, seq_len: int) -> float:

@@ -26,13 +26,22 @@ const $ = id => document.getElementById(id);
 
 // --- between the points ----------------------------------------------------------------------
 
-/** The places of the two of xs, sorted, between which x is; null if it is beyond them. */
-function around(xs, x) {
-  const left = xs.findLastIndex(each => each <= x), right = xs.findIndex(each => each >= x);
-  return left < 0 || right < 0 ? null : [left, right];
+/** Least, chord and most at x of a convex function that grows, from sorted points [x, [least, chord, most]]. */
+function between(points, x) {
+  const left = points.filter(([at]) => at <= x).slice(-2), right = points.filter(([at]) => at >= x).slice(0, 2);
+  if (!left.length || !right.length) return null;
+  const [start, a] = left.at(-1), [stop, b] = right[0];
+  if (start === stop) return a;
+  const line = (x1, y1, x2, y2) => y1 + (y2 - y1) * (x - x1) / (x2 - x1);
+  const least = [Math.min(a[0], b[0])], chord = line(start, a[1], stop, b[1]), most = [line(start, a[2], stop, b[2])];
+  for (const beside of [left, right.reverse()]) {
+    if (beside.length < 2) continue;
+    const [[x1, beyond], [x2, near]] = beside;
+    least.push(line(x1, beyond[2], x2, near[0]));
+    most.push(line(x1, beyond[0], x2, near[2]));
+  }
+  return [Math.min(Math.max(...least), chord), chord, Math.max(...most)];
 }
-
-const share = (left, right, x) => right > left ? (x - left) / (right - left) : 0;
 
 /** Rows and their length at a point of a row of the table; no rows: there is no such point. */
 function rowShape(tokens, seqLen, longest) {
@@ -52,26 +61,25 @@ function flopsOf(points, longest, total, length) {
 
 /** One way of a model at a batch; null where the table does not reach. */
 function answer(rows, longest, batch, length) {
-  const grid = FIT.table.tokens, total = batch * length;
+  const grid = FIT.table.tokens, total = batch * length, values = {}, ranges = {};
   if (length > longest) return null;
-  const places = rows.length > 1 ? around(rows.map(([seqLen]) => seqLen), length) : [0, 0];
-  if (!places) return null;
-  const found = [];
-  for (const [, points] of places.map(place => rows[place])) {
-    const there = grid.map((_, i) => i).filter(i => points[i]);
-    const between = around(there.map(i => grid[i]), total);
-    if (!between) return null;
-    const [left, right] = between.map(i => there[i]), part = share(grid[left], grid[right], total);
-    found.push(points[left].map((a, i) => a + part * (points[right][i] - a)));
+  const reached = rows.map(([seqLen, points]) => [seqLen, grid.map((t, i) => [t, points[i]]).filter(([, point]) => point)]);
+  for (const [i, name] of FIT.fields.entries()) {
+    const along = reached
+      .map(([seqLen, points]) => [seqLen, between(points.map(([t, point]) => [t, Array(3).fill(point[i])]), total)])
+      .filter(([, found]) => found);
+    ranges[name] = rows.length === 1 ? along[0]?.[1] : between(along, length);
+    if (!ranges[name]) return null;
+    values[name] = ranges[name][1];
   }
-  const [low, high] = places.map(place => rows[place][0]), part = share(low, high, length);
-  const values = {};
-  FIT.fields.forEach((name, i) => { values[name] = found[0][i] + part * (found[1][i] - found[0][i]); });
   if (rows.length === 1) values.flops = flopsOf(rows[0][1], longest, total, length);
   values.allocated = Math.max(...PHASES.map(phase => values[phase]));
   values.reserved = Math.max(values.reserved, values.allocated);
-  values.exact = grid.some(t => rowShape(t, low, longest).join() === `${batch},${length}`);
-  values.sameTokens = rows.length === 1 && grid.includes(total);
+  values.least = Math.max(...PHASES.map(phase => ranges[phase][0]));
+  values.most = Math.max(...PHASES.map(phase => ranges[phase][2]));
+  const shapes = rows.flatMap(([seqLen]) => grid.map(t => rowShape(t, seqLen, longest).join()));
+  values.exact = shapes.includes(`${batch},${length}`);
+  values.known = values.exact || rows.length === 1 && grid.includes(total);
   return values;
 }
 
@@ -88,7 +96,7 @@ function judge(model, index, gpu, batch, length) {
   const way = FIT.ways[index], [, longest, ways] = FIT.table.models[model.name];
   const found = ways[index] && answer(ways[index], longest, batch, length);
   if (!found) return null;
-  for (const name of ["allocated", "reserved", "floor"]) found[name] += gpu.workspaces;
+  for (const name of ["allocated", "reserved", "floor", "least", "most"]) found[name] += gpu.workspaces;
   found.spare = gpu.capacity - found.reserved;
   found.verdict = found.spare >= 0 ? "fits" : found.allocated <= gpu.capacity ? "tight" : "not";
   const tokens = batch * length * (way.recipe.ranks || 1);
@@ -138,7 +146,7 @@ const digits = number => Number(number.toPrecision(3)).toString();
 function known(found, model) {
   const tried = model.tried[found.index], length = Math.min(FIT.usualLength, FIT.table.models[model.name][1]);
   if (tried && state.b === 1 && state.s === length) return `simulated; ${tried}`;
-  const how = found.exact ? "simulated" : found.sameTokens ? "simulated, as many tokens in other rows" : "between simulated points";
+  const how = found.exact ? "simulated" : found.known ? "simulated, as many tokens in other rows" : "between simulated points";
   return tried ? `${how}; at 1 × ${length}, ${tried}` : how;
 }
 
@@ -215,12 +223,14 @@ function drawBar(found, gpu) {
 
 function showFacts(found, gpu, model) {
   const { batch, beyond } = largestBatch(model, found.index, gpu, state.s);
-  const about = found.exact || found.sameTokens ? "" : "about ";
+  const about = found.known ? "" : "about ";
+  const most = `PyTorch may reserve up to ${FIT.off} % more`;
+  const range = [found.least, found.most].map(bytesText);
   const many = state.n > 1 ? ", for each GPU" : "";
   const onHost = found.host > 2 ** 20;
   const facts = [
-    ["Reserved", about + bytesText(found.reserved), "this must fit"],
-    ["Allocated at the peak", about + bytesText(found.allocated), "in blocks that tensors use"],
+    ["Reserved", about + bytesText(found.reserved), found.known ? "this must fit" : `this must fit; ${most}`],
+    ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "in blocks that tensors use" : `between ${range.join(" and ")}`],
     ["Floor", bytesText(found.floor), "no order of the same work gets below"],
     ["In the computer's memory", onHost ? bytesText(found.host) : "next to nothing", onHost ? `beside Python and the files${many}` : ""],
     ["Largest batch that fits", batch ? `${batch} rows${beyond ? " or more" : ""}` : "none", `of ${state.s.toLocaleString("en")} tokens`],
@@ -314,7 +324,9 @@ function update() {
   const role = { fits: first ? "The way that changes least, and among those the cheapest" : "", tight: "", not: first ? "The nearest to fitting" : "" }[chosen.verdict];
   $("verdict").textContent = words[0];
   $("verdict").classList.add(chosen.verdict);
-  $("why").textContent = `${role ? `${role}: ` : ""}${chosen.way.label}. ${words[1]}.`;
+  const near = chosen.verdict === "fits" ? chosen.reserved * (1 + FIT.off / 100) > gpu.capacity : chosen.least <= gpu.capacity;
+  const unsure = near && !chosen.known ? " This batch lies between simulated ones and is near the limit: the command below computes it." : "";
+  $("why").textContent = `${role ? `${role}: ` : ""}${chosen.way.label}. ${words[1]}.${unsure}`;
   const fitting = found.filter(each => each.verdict === "fits").length;
   $("ways-text").textContent = `${fitting} of ${found.length} fit. Those that change the training least come first, and among them the cheapest.`;
   drawBar(chosen, gpu);

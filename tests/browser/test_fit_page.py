@@ -20,7 +20,8 @@ MODEL = "SmolLM2-135M"  # has published weights, which scripts load
 STATE = "#m={}&g={}&n={}&b={}&s={}&may=adapters,four-bit,bf16,optimizer,cpu,eager"
 #: What the page found, as Python's `Found` has it.
 FOUND = """judged(state).map(each => [each.way.label, each.verdict, Math.round(each.reserved),
-    Math.round(each.allocated), Math.round(each.host), each.exact, each.perThousand / 1000])"""
+    Math.round(each.allocated), Math.round(each.host), each.least, each.most, each.exact,
+    each.perThousand / 1000])"""
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +71,14 @@ def test_the_page_finds_what_python_finds(opened):
         found = {row[0]: row[1:] for row in page.evaluate(FOUND)}
         assert [*found] == [lookup.name_of_way(each.recipe) for each in expected]
         for each in expected:
-            verdict, reserved, allocated, host, exact, per_token = found[
-                lookup.name_of_way(each.recipe)
-            ]
+            verdict, *sizes, exact, per_token = found[lookup.name_of_way(each.recipe)]
+            answer, values = each.answer, each.answer.values
             assert verdict == each.verdict
-            assert reserved == pytest.approx(each.reserved_bytes, abs=4)
-            assert allocated == pytest.approx(each.allocated_bytes, abs=4)
-            assert host == pytest.approx(each.host_bytes, abs=4)
-            assert exact == each.exact
+            assert sizes == pytest.approx(
+                [*map(values.get, ("reserved", "allocated", "host")), answer.least, answer.most],
+                abs=4,
+            )
+            assert exact == answer.exact
             assert per_token == pytest.approx(each.seconds_per_token, rel=1e-6)
             compared += 1
     assert compared > 30

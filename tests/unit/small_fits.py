@@ -17,9 +17,14 @@ WAYS = [
 ]
 
 
-def small_table(patch, folder) -> FitTable:
-    """Compute it with the steps of a real one; ``patch`` is pytest's monkeypatch."""
+def plan_small_table(patch) -> None:
+    """Have `labkit.fitting.build` plan it; ``patch`` is pytest's monkeypatch."""
     patch.setattr(build, "ways", lambda: WAYS)
     patch.setattr(build, "TOKENS", TOKENS)
     patch.setattr(build, "LENGTHS", (512, 1024))
+
+
+def small_table(patch, folder) -> FitTable:
+    """Compute it with the steps of a real one."""
+    plan_small_table(patch)
     return build._table({MODEL: build.model_points(MODEL, folder)})

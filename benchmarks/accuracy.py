@@ -361,7 +361,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     here = this_machine.machine()
     if (options.gpu or options.fits) and not here.can_measure:
-        print(f"--gpu needs a CUDA machine. {here.note}", file=sys.stderr)
+        print(f"--gpu and --fits need a CUDA machine. {here.note}", file=sys.stderr)
         return 2
     # bitsandbytes says at every layer that it computes in half precision, and pages on GPUs only.
     warnings.filterwarnings("ignore", "MatMul8bitLt|Paged optimizers")

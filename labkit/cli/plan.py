@@ -28,14 +28,15 @@ _MODEL = (
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser's ``commands``."""
-    common = argparse.ArgumentParser(add_help=False)
+    host = argparse.ArgumentParser(add_help=False)
+    text = "memory of the machine that holds the GPUs, as 64GiB: what needs more does not fit"
+    host.add_argument("--host-memory", type=size, metavar="SIZE", help=text)
+    common = argparse.ArgumentParser(add_help=False, parents=[host])
     common.add_argument("model", metavar="MODEL", help=_MODEL)
-    host = "memory of the machine that holds the GPUs, as 64GiB: what needs more does not fit"
-    common.add_argument("--host-memory", type=size, metavar="SIZE", help=host)
     common.add_argument("--json", action="store_true", help="print everything found as JSON")
     _add_estimate(commands, common)
     _add_advise(commands, common)
-    _add_fits(commands)
+    _add_fits(commands, host)
     models = commands.add_parser("models", help="list the models that labkit knows by name")
     models.set_defaults(action=_models)
     gpus = commands.add_parser("gpus", help="list the GPUs that labkit knows by name")
@@ -82,9 +83,12 @@ def _add_advise(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=_advise)
 
 
-def _add_fits(commands: Any) -> None:
+def _add_fits(commands: Any, host: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
-        "fits", help="look up which ways of training a model fit on a GPU", epilog=_EXIT
+        "fits",
+        parents=[host],
+        help="look up which ways of training a model fit on a GPU",
+        epilog=f"{_EXIT}; a batch beyond the table counts as that",
     )
     option = parser.add_argument
     option("model", nargs="?", metavar="MODEL", help="a model of the table (labkit models)")
@@ -92,7 +96,7 @@ def _add_fits(commands: Any) -> None:
     option("--gpus", type=int, default=1, metavar="N", help="how many share the model (default: 1)")
     option("--batch-size", type=int, default=1, metavar="N", help="rows, each GPU (default: 1)")
     option("--seq-len", type=int, default=2048, metavar="N", help="tokens in a row (default: 2048)")
-    again = "compute the table again, in hours: what build/fits holds already is taken from there"
+    again = "compute what the table lacks, in hours, of one model or of all, and look nothing up"
     option("--rebuild", metavar="FILE.json.gz", type=Path, help=again)
     parser.set_defaults(action=_fits)
 
@@ -182,6 +186,8 @@ def _fits(options: argparse.Namespace) -> int:
     if options.rebuild is not None:
         from labkit.fitting.build import rebuild
 
+        if options.gpu is not None:
+            raise InputError("--rebuild looks nothing up: leave --gpu out")
         rebuild(options.rebuild, [options.model] if options.model else [])
         return 0
     if options.model is None or options.gpu is None:
@@ -194,8 +200,10 @@ def _fits(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         seq_len=options.seq_len,
         gpus=options.gpus,
+        host_memory_bytes=options.host_memory,
     )
-    print_table(list(found.columns), [[str(cell) for cell in row] for row in found.values])
+    rows = found.reset_index()
+    print_table(list(rows.columns), [[str(cell) for cell in row] for row in rows.values])
     return 0 if (found["fits"] == "fits").any() else 1
 
 

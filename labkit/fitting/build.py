@@ -3,8 +3,8 @@
     labkit fits --rebuild results/fits.json.gz
 
 Each point is what `labkit estimate` says of one recipe where memory has no end: PyTorch's allocator
-replayed over the traced step. Points are stored as they are found, and what is stored or in the
-table already is not computed again: the same command goes on where it was interrupted.
+replayed over the traced step. Points are stored after each way, and what is stored or in the table
+already is not computed again: the same command goes on where it was interrupted.
 
 Limits: float16 is simulated for a T4, which has no flash kernels, everything else for an A100.
 A point that takes more than any GPU has is left out, and with it every larger batch.
@@ -15,10 +15,10 @@ import gc
 import gzip
 import json
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -50,16 +50,16 @@ from labkit.plan.search import bytes_to_host
 from labkit.plan.shapes import shapes_of
 from labkit.support.files import read_file, write_atomic
 from labkit.trace import Category, Phase, Trace
-from labkit.values import GIB, InputError, one_of
+from labkit.values import GIB, InputError, one_of, read_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 #: More than any GPU of the catalogue that runs CUDA has, with and without bfloat16.
 MOST_BYTES, MOST_FP16_BYTES = 192 * GIB, 32 * GIB
-#: Tokens in a row at most, and the lengths that get rows of their own where length matters.
+#: Tokens in a row at most, and the lengths that have points of their own where length matters.
 MOST_LENGTH = 16384
-LENGTHS = (512, 1024, 2048, 4096)
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 #: Up to this share, memory and traffic are said not to depend on the length of rows.
 ALIKE = 0.01
 RANKS = (2, 4, 8)
@@ -177,13 +177,14 @@ def way_rows(
         if least_bytes(way, shapes_of(config), way.ranks) > most_bytes(way):
             return (Row(0, (None,) * len(TOKENS)),)
         usual = _row(way, 0, longest, point_of)
-        # Does it matter how the tokens are divided?
-        length = min(USUAL_LENGTH, longest)
-        at = usual.points[TOKENS.index(length)]
-        if at is None:
+        reached = [t for t, p in zip(TOKENS, usual.points, strict=True) if p and t <= longest]
+        if not reached:
             return (usual,)
-        rows = 4
-        divided = point_of(way.but(batch_size=rows, seq_len=length // rows))
+        # Does it matter how as many tokens as possible are divided? A window may be long.
+        tokens = reached[-1]
+        at = usual.points[TOKENS.index(tokens)]
+        rows = 1 if tokens > USUAL_LENGTH else 4
+        divided = point_of(way.but(batch_size=rows, seq_len=tokens // rows))
         for name in (*PHASES, "moved"):
             if not math.isclose(getattr(at, name), getattr(divided, name), rel_tol=ALIKE):
                 lengths = [each for each in LENGTHS if each <= longest]
@@ -195,15 +196,15 @@ def way_rows(
 
 def _row(way: Recipe, seq_len: int, longest: int, point_of: Callable[[Recipe], Point]) -> Row:
     """Return a row of points, up to the first that takes more than any GPU has."""
-    points: list[Point | None] = []
-    for tokens in TOKENS:
+    points: list[Point | None] = [None] * len(TOKENS)
+    for index, tokens in enumerate(TOKENS):
         rows, length = row_shape(tokens, seq_len, longest)
-        full = bool(points) and points[-1] is None and tokens > max(seq_len, TOKENS[0])
-        if not rows or full:
-            points.append(None)
+        if not rows:
             continue
         found = point_of(way.but(batch_size=rows, seq_len=length))
-        points.append(found if allocated_of(found) <= most_bytes(way) else None)
+        if allocated_of(found) > most_bytes(way):
+            break
+        points[index] = found
     return Row(seq_len, tuple(points))
 
 
@@ -235,7 +236,8 @@ def rebuild(
         report: called with a line for what is kept and for each model that is complete.
 
     Raises:
-        InputError: an unknown model, another ending than ``.gz``, or a file that cannot be read.
+        InputError: an unknown model, another ending than ``.gz``, a file that cannot be read, or a
+            process that was killed.
     """
     if path.suffix != ".gz":
         raise InputError(f"the table is packed: write it to {path}.gz")
@@ -243,7 +245,7 @@ def rebuild(
     table = read_file(path, FitTable.from_dict, "a table of fits") if path.exists() else None
     if table and (table.versions != _versions() or table.recipes != tuple(ways())):
         table = None
-    done: dict[str, Any] = dict(table.models) if table else {}
+    done = {name: model for name, model in table.models.items() if name in MODELS} if table else {}
     missing = [name for name in names if name not in done]
     report(f"{len(names) - len(missing)} of {len(names)} models are there already")
     pool = ProcessPoolExecutor(
@@ -254,12 +256,19 @@ def rebuild(
     )
     with pool:
         waiting = {pool.submit(model_points, name, work): name for name in missing}
-        for count, future in enumerate(as_completed(waiting), 1):
-            done[waiting[future]] = future.result()
-            table = _table(done)
-            text = json.dumps(asdict(table), separators=(",", ":"))
-            write_atomic(path, gzip.compress(text.encode(), mtime=0))
-            report(f"{waiting[future]} ({count} of {len(missing)})")
+        try:
+            for count, future in enumerate(as_completed(waiting), 1):
+                done[waiting[future]] = future.result()
+                table = _table(done)
+                text = json.dumps(asdict(table), separators=(",", ":"))
+                write_atomic(path, gzip.compress(text.encode(), mtime=0))
+                report(f"{waiting[future]} ({count} of {len(missing)})")
+        except BrokenProcessPool as error:
+            reason = "a process was killed, perhaps for lack of memory: the same command goes on"
+            raise InputError(reason) from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or it begins with the next model
+            raise
     return table
 
 
@@ -279,12 +288,26 @@ def _table(models: Mapping[str, Any]) -> FitTable:
     return FitTable.from_dict(record)
 
 
+@dataclass(frozen=True)
+class _Work:
+    """The points of a model by their recipes, and the packages that they were computed with."""
+
+    versions: dict[str, str]
+    points: dict[str, Point]
+
+    @classmethod
+    def from_dict(cls, record: Any) -> "_Work":
+        return read_record(cls, record, "a model's points")
+
+
 def model_points(name: str, work: Path) -> ModelPoints:
-    """Compute what ``work`` does not have of a model, and store it there."""
+    """Compute what ``work`` does not have of a model, and store it there after each way."""
     config = find_config(name)[1]
     path = work / f"{name}.json"
-    stored = read_file(path, dict, "a model's points") if path.exists() else {}
-    found = {recipe: Point(*values) for recipe, values in stored.items()}
+    found: dict[str, Point] = {}
+    if path.exists():
+        stored = read_file(path, _Work.from_dict, "a model's points")
+        found = stored.points if stored.versions == _versions() else {}
 
     def point_of(recipe: Recipe) -> Point:
         if str(recipe) not in found:
@@ -296,28 +319,10 @@ def model_points(name: str, work: Path) -> ModelPoints:
         before = len(found)
         rows.append(way_rows(config, way, point_of))
         if len(found) > before:
-            write_atomic(path, json.dumps(found))
+            write_atomic(path, json.dumps(asdict(_Work(_versions(), found))))
     return ModelPoints(shapes_of(config).parameters, longest_of(config), tuple(rows))
 
 
 def _changed_fields(way: Recipe) -> dict[str, Any]:
     usual = Recipe().to_dict()
     return {name: value for name, value in way.to_dict().items() if value != usual[name]}
-
-
-def stored_points(table: FitTable) -> Iterator[tuple[str, Recipe, Point]]:
-    """Yield every point of a table: its model, its recipe, and what that takes."""
-    for name, model in table.models.items():
-        for way, rows in zip(table.recipes, model.ways, strict=True):
-            for row in rows or ():
-                for tokens, found in zip(table.tokens, row.points, strict=True):
-                    if found is not None:
-                        batch_size, seq_len = row_shape(tokens, row.seq_len, model.longest)
-                        yield name, way.but(batch_size=batch_size, seq_len=seq_len), found
-
-
-def recomputed(table: FitTable, count: int, *, seed: int) -> Iterator[tuple[str, Point, Point]]:
-    """Simulate ``count`` random points again; yield what each is, as stored and as computed now."""
-    stored = [*stored_points(table)]
-    for name, recipe, old in random.Random(seed).sample(stored, count):
-        yield f"{name}: {recipe}", old, point(find_config(name)[1], recipe)

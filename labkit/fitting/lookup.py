@@ -10,12 +10,13 @@ for a T4. On Hopper and Blackwell the larger workspaces of cuBLAS are added; wha
 between GPUs hardly changes allocated bytes, but what is reserved by up to 10 % (docs/LOG.md).
 """
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
 from labkit.course.results import result_folders
-from labkit.fitting.table import Answer, FitTable, answer
+from labkit.fitting.table import MORE_RESERVED, Answer, FitTable, answer
 from labkit.hardware import catalogue
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
@@ -30,13 +31,16 @@ if TYPE_CHECKING:
 FILE = "fits.json.gz"
 _PRECISIONS = {"fp32": "FP32", "amp-bf16": "AMP BF16", "amp-fp16": "AMP FP16", "bf16": "BF16"}
 _OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
+#: It fits; it does unless more is reserved than between points may be; it does only without cached
+#: blocks; it does not.
+VERDICTS = ("fits", "near", "tight", "no")
 _SHOWN = ("reserved", "allocated", "host")
-_ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, constants rounded too"}
+_ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, double quantization"}
 
 
 class Found(NamedTuple):
-    """One way at one batch on one GPU. ``verdict``: "fits"; "tight", if only without cached
-    blocks; "no". ``answer`` has whole bytes, with what this GPU's cuBLAS takes."""
+    """One way at one batch on one GPU. ``verdict``: one of ``VERDICTS``. ``answer`` has whole
+    bytes, with what this GPU's cuBLAS takes."""
 
     recipe: Recipe
     verdict: str
@@ -81,7 +85,7 @@ def name_of_way(recipe: Recipe) -> str:
         "optimizer in backward": recipe.optimizer_in_backward,
         f"{recipe.offload} on the CPU": recipe.offload != "none",
         "eager attention": recipe.attention == "eager",
-        f"shared by {recipe.ranks}": recipe.ranks > 1,
+        f"FSDP2 over {recipe.ranks}": recipe.ranks > 1,
     }
     return "; ".join([", ".join(kind), ", ".join(name for name, on in added.items() if on)]).strip(
         "; "
@@ -89,7 +93,13 @@ def name_of_way(recipe: Recipe) -> str:
 
 
 def find(
-    model: str, gpu: str | Gpu, *, batch_size: int = 1, seq_len: int = 2048, gpus: int = 1
+    model: str,
+    gpu: str | Gpu,
+    *,
+    batch_size: int = 1,
+    seq_len: int = 2048,
+    gpus: int = 1,
+    host_memory_bytes: int | None = None,
 ) -> list[Found]:
     """Return every way of the table, the best first. Arguments and errors as `fits`."""
     gpu = catalogue.gpu(gpu)
@@ -108,34 +118,45 @@ def find(
         looked_up = answer(rows, known.tokens, entry.longest, batch_size, seq_len)
         if looked_up is not None:
             recipe = recipe.but(batch_size=batch_size, seq_len=seq_len)
-            found.append(_judged(recipe, looked_up, gpu))
+            found.append(_judged(recipe, looked_up, gpu, host_memory_bytes or math.inf))
     return sorted(found, key=_rank)
 
 
-def _judged(recipe: Recipe, found: Answer, gpu: Gpu) -> Found:
-    more = more_workspace_bytes(gpu)
+def _judged(recipe: Recipe, found: Answer, gpu: Gpu, host_limit_bytes: float) -> Found:
+    more, limit_bytes = more_workspace_bytes(gpu), gpu.budget_bytes
     values = {name: round(value) for name, value in found.values.items()}
     values |= {name: values[name] + more for name in ("allocated", "reserved", "floor")}
-    verdict = "fits" if values["reserved"] <= gpu.budget_bytes else "no"
-    if verdict == "no" and values["allocated"] <= gpu.budget_bytes:
+    if values["allocated"] > limit_bytes or recipe.ranks * values["host"] > host_limit_bytes:
+        verdict = "no"
+    elif values["reserved"] > limit_bytes:
         verdict = "tight"
+    elif not found.known and values["reserved"] * (1 + MORE_RESERVED) > limit_bytes:
+        verdict = "near"
+    else:
+        verdict = "fits"
     work = {recipe.precision: values["flops"]}
     seconds = least_seconds(gpu, work, values["moved"], values["link"])
-    here = Answer(values, found.least + more, found.most + more, found.exact)
+    here = found._replace(values=values, least=found.least + more, most=found.most + more)
     return Found(recipe, verdict, here, seconds / (recipe.tokens * recipe.ranks))
 
 
 def _rank(found: Found) -> tuple:
     """Sort what fits first, by changes and bound; then what is nearest to fitting."""
-    verdict = ("fits", "tight", "no").index(found.verdict)
-    if verdict:
-        return verdict, found.answer.values["reserved"]
-    count = len(changes(found.recipe))
-    return verdict, count, found.seconds_per_token, found.answer.values["reserved"]
+    verdict, reserved_bytes = VERDICTS.index(found.verdict), found.answer.values["reserved"]
+    if verdict > VERDICTS.index("near"):
+        return verdict, reserved_bytes
+    tenth = round(math.log(found.seconds_per_token, 1.1))  # bounds that near are equal
+    return verdict, len(changes(found.recipe)), tenth, reserved_bytes
 
 
 def fits(
-    model: str, gpu: str | Gpu, *, batch_size: int = 1, seq_len: int = 2048, gpus: int = 1
+    model: str,
+    gpu: str | Gpu,
+    *,
+    batch_size: int = 1,
+    seq_len: int = 2048,
+    gpus: int = 1,
+    host_memory_bytes: int | None = None,
 ) -> "DataFrame":
     """Return which ways of training ``model`` fit on ``gpu``, as a table, the best first.
 
@@ -144,22 +165,30 @@ def fits(
         gpu: a GPU of NVIDIA in the catalogue.
         batch_size, seq_len: rows, and tokens in each; of each GPU.
         gpus: 1, or how many share the model: 2, 4 or 8.
+        host_memory_bytes: memory of the computer that holds all GPUs; None: not judged.
 
     Returns:
-        A row for each way: does it fit, GiB that it reserves, allocates and takes of the host,
-        a lower bound of the seconds that 1,000 tokens take, what it changes, and whether this batch
-        was simulated or lies between two that were: then bytes are about right.
+        A row for each way, its index: does it fit, GiB that it reserves, allocates and takes of the
+        host, a lower bound of the seconds that 1,000 tokens take, what it changes, and whether this
+        batch was simulated or lies between two that were: then bytes are about right.
 
     Raises:
         InputError: an unknown model or GPU, or a batch that the table does not reach.
     """
     from pandas import DataFrame
 
-    found = find(model, gpu, batch_size=batch_size, seq_len=seq_len, gpus=gpus)
+    found = find(
+        model,
+        gpu,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        gpus=gpus,
+        host_memory_bytes=host_memory_bytes,
+    )
     if not found:
         raise InputError(
-            f"the table has no {batch_size} × {seq_len} tokens for {model} on {gpus} GPUs that any "
-            "GPU could hold: lab.estimate computes it"
+            f"the table has no {batch_size} × {seq_len} tokens for {model} on {gpus} such GPUs, or "
+            "none that any GPU could hold: lab.estimate computes it"
         )
     rows = [
         {
@@ -168,8 +197,8 @@ def fits(
             **{f"{name}, GiB": round(each.answer.values[name] / GIB, 2) for name in _SHOWN},
             "1,000 tokens, s ≥": float(f"{1000 * each.seconds_per_token:.3g}"),
             "changes": "; ".join(changes(each.recipe)) or "nothing",
-            "known": "simulated" if each.answer.exact else "about",
+            "known": "simulated" if each.answer.known else "about",
         }
         for each in found
     ]
-    return DataFrame(rows)
+    return DataFrame(rows).set_index("way")  # which pandas does not cut

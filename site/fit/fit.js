@@ -1,9 +1,10 @@
-/* Looks things up in window.FIT, which fit-data.js brings; labkit/fitting/table.py explains the rules
-   between the points, and tests hold the two to each other. No request is made. */
+/* Looks things up in window.FIT, which fit-data.js brings; labkit/fitting explains the rules, and tests
+   hold the two to each other. No request is made. */
 "use strict";
 
 const GIB = 2 ** 30;
 const PHASES = ["setup", "forward", "backward", "step"];
+const WORK = ["flops", "moved"];
 const PARTS = [
   ["weights", "Weights", "#0072B2"],
   ["gradients", "Gradients", "#E69F00"],
@@ -16,12 +17,14 @@ const PARTS = [
 const MAY = [
   ["adapters", "Train adapters only (LoRA)"],
   ["four-bit", "Round the frozen weights to 4 bits (QLoRA)"],
-  ["bf16", "Keep the weights in BF16 only"],
-  ["optimizer", "Take 8-bit AdamW or Adafactor"],
+  ["bf16", "Keep trained weights in BF16, without an FP32 copy"],
+  ["optimizer", "Use 8-bit AdamW or Adafactor"],
   ["cpu", "Use the computer's memory (offloading)"],
   ["eager", "Compute attention without a fused kernel"],
 ];
-const SHOWN_WAYS = 12, MOST_ROWS = 128;
+const VERDICTS = ["fits", "near", "tight", "no"];
+const MARKS = { fits: "✔", near: "≈", tight: "!", no: "✘" };
+const SHOWN_WAYS = 12, MOST_ROWS = 128, MOST_RAM = 65536, RAM_PER_GPU = 64; // GiB
 const $ = id => document.getElementById(id);
 
 // --- between the points ----------------------------------------------------------------------
@@ -59,29 +62,46 @@ function flopsOf(points, longest, total, length) {
   return total * (each + (second[1][at] / second[0] - each) / (length2 - length1) * (length - length1));
 }
 
+/** Least, chord and most of the i-th field: first along the tokens of each row, then along the lengths. */
+function rangeOf(rows, i, batch, length) {
+  const along = ([seqLen, points], total) => [seqLen, between(points.map(([t, point]) => [t, Array(3).fill(point[i])]), total)];
+  if (!rows[0][0]) return along(rows[0], batch * length)[1];
+  const reached = rows.map(row => along(row, batch * length)).filter(([, found]) => found);
+  if (reached.length && length < reached[0][0]) {
+    const [, level] = reached[0], [least, chord, most] = between([[0, [0, level[1], level[2]]], ...reached], length);
+    return WORK.includes(FIT.fields[i]) ? [least, least || level[1], most] : [least, chord, most];
+  }
+  return between(reached, length)
+    || between(rows.map(row => along(row, batch * row[0])).filter(([, found]) => found), length);
+}
+
 /** One way of a model at a batch; null where the table does not reach. */
 function answer(rows, longest, batch, length) {
   const grid = FIT.table.tokens, total = batch * length, values = {}, ranges = {};
   if (length > longest) return null;
-  const reached = rows.map(([seqLen, points]) => [seqLen, grid.map((t, i) => [t, points[i]]).filter(([, point]) => point)]);
+  const there = rows.map(([seqLen, points]) => [seqLen, grid.map((t, i) => [t, points[i]]).filter(([, point]) => point)]);
   for (const [i, name] of FIT.fields.entries()) {
-    const along = reached
-      .map(([seqLen, points]) => [seqLen, between(points.map(([t, point]) => [t, Array(3).fill(point[i])]), total)])
-      .filter(([, found]) => found);
-    ranges[name] = rows.length === 1 ? along[0]?.[1] : between(along, length);
+    ranges[name] = rangeOf(there, i, batch, length);
     if (!ranges[name]) return null;
     values[name] = ranges[name][1];
   }
-  if (rows.length === 1) values.flops = flopsOf(rows[0][1], longest, total, length);
+  if (!rows[0][0]) values.flops = flopsOf(rows[0][1], longest, total, length);
   values.allocated = Math.max(...PHASES.map(phase => values[phase]));
   values.reserved = Math.max(values.reserved, values.allocated);
   values.least = Math.max(...PHASES.map(phase => ranges[phase][0]));
   values.most = Math.max(...PHASES.map(phase => ranges[phase][2]));
   const shapes = rows.flatMap(([seqLen]) => grid.map(t => rowShape(t, seqLen, longest).join()));
   values.exact = shapes.includes(`${batch},${length}`);
-  values.known = values.exact || rows.length === 1 && grid.includes(total);
+  values.known = values.exact || !rows[0][0] && grid.includes(total);
   return values;
 }
+
+// --- what fits -----------------------------------------------------------------------------------
+
+const modelOf = state => FIT.models.find(model => model.name === state.m);
+const gpuOf = state => FIT.gpus.find(gpu => gpu.key === state.g);
+const ramOf = state => (state.ram ?? RAM_PER_GPU * state.n) * GIB;
+const longestOf = state => FIT.table.models[state.m][1];
 
 /** Lower bound of a step's seconds on one GPU: see labkit/hardware/bound.py. */
 function leastSeconds(gpu, way, found) {
@@ -91,45 +111,90 @@ function leastSeconds(gpu, way, found) {
   return work + found.link / (gpu.link * 1e9);
 }
 
-/** What a way needs of a GPU at a batch, and whether that is there. */
-function judge(model, index, gpu, batch, length) {
-  const way = FIT.ways[index], [, longest, ways] = FIT.table.models[model.name];
-  const found = ways[index] && answer(ways[index], longest, batch, length);
+/** What a way needs in a state, and whether that is there; null where the table does not reach. */
+function judge(state, index) {
+  const way = FIT.ways[index], [, longest, ways] = FIT.table.models[state.m], gpu = gpuOf(state);
+  const found = ways[index] && answer(ways[index], longest, state.b, state.s);
   if (!found) return null;
   for (const name of ["allocated", "reserved", "floor", "least", "most"]) found[name] += gpu.workspaces;
   found.spare = gpu.capacity - found.reserved;
-  found.verdict = found.spare >= 0 ? "fits" : found.allocated <= gpu.capacity ? "tight" : "not";
-  const tokens = batch * length * (way.recipe.ranks || 1);
-  found.perThousand = 1000 * leastSeconds(gpu, way, found) / tokens;
+  found.hostShort = Math.max(0, way.recipe.ranks * found.host - ramOf(state));
+  if (found.allocated > gpu.capacity || found.hostShort) found.verdict = "no";
+  else if (found.spare < 0) found.verdict = "tight";
+  else found.verdict = !found.known && found.reserved * (1 + FIT.off) > gpu.capacity ? "near" : "fits";
+  found.perThousand = 1000 * leastSeconds(gpu, way, found) / (state.b * state.s * way.recipe.ranks);
   return { ...found, way, index };
 }
 
-/** The largest batch of a way that fits, and whether a larger one is beyond the table. */
-function largestBatch(model, index, gpu, length) {
-  for (let batch = 1; batch <= MOST_ROWS; batch++) {
-    const found = judge(model, index, gpu, batch, length);
-    if (found?.verdict !== "fits") return { batch: batch - 1, beyond: !found && batch > 1 };
-  }
-  return { batch: MOST_ROWS, beyond: true };
+/** Whether a GPU is one for a way: those that compute in BF16 need no FP16. */
+const suits = (gpu, { recipe }) => gpu.bf16 ? recipe.precision !== "amp-fp16" : !recipe.precision.includes("bf16");
+
+/** The places of the ways that a state allows. */
+function allowed(state) {
+  const gpu = gpuOf(state);
+  return [...FIT.ways.keys()].filter(index => {
+    const way = FIT.ways[index];
+    return way.recipe.ranks === state.n && way.may.every(key => state.may.includes(key)) && suits(gpu, way);
+  });
 }
 
-/** All ways that the state allows, the best first. */
+/** All ways that a state allows, the best first. Bounds within a tenth count as equal. */
 function judged(state) {
-  const model = FIT.models.find(m => m.name === state.m), gpu = FIT.gpus.find(g => g.key === state.g);
-  const order = { fits: 0, tight: 1, not: 2 };
-  return FIT.ways
-    .map((way, index) => ({ way, index }))
-    .filter(({ way }) => (way.recipe.ranks || 1) === state.n)
-    .filter(({ way }) => way.may.every(key => state.may.includes(key)))
-    .filter(({ way }) => gpu.bf16 || !way.recipe.precision.includes("bf16"))
-    .filter(({ way }) => !gpu.bf16 || way.recipe.precision !== "amp-fp16")
-    .map(({ index }) => judge(model, index, gpu, state.b, state.s))
+  const tenth = found => Math.round(Math.log(found.perThousand / 1000) / Math.log(1.1));
+  const order = found => VERDICTS.indexOf(found.verdict);
+  return allowed(state)
+    .map(index => judge(state, index))
     .filter(Boolean)
-    .sort((x, y) => order[x.verdict] - order[y.verdict]
-      || (x.verdict === "fits"
-        ? x.way.changes.length - y.way.changes.length || x.perThousand - y.perThousand
-        : y.spare - x.spare)
+    .sort((x, y) => order(x) - order(y)
+      || (order(x) < 2 ? x.way.changes.length - y.way.changes.length || tenth(x) - tenth(y) : 0)
       || x.reserved - y.reserved);
+}
+
+const fits = found => found?.verdict === "fits" || found?.verdict === "near";
+
+/** The largest of some numbers, sorted, for which a state fits; undefined: none. */
+function largest(numbers, fitsWith) {
+  let low = -1, high = numbers.length;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (fitsWith(numbers[middle])) low = middle; else high = middle;
+  }
+  return numbers[low];
+}
+
+const batches = Array.from({ length: MOST_ROWS }, (_, i) => i + 1);
+
+/** The largest batch of a way that fits, as text. */
+function largestBatch(state, index) {
+  const found = b => judge({ ...state, b }, index);
+  // Below the table's first point nothing is known, and less is needed.
+  const most = largest(batches, b => found(b) ? fits(found(b)) : b * state.s < FIT.table.tokens[0]);
+  if (!most || !found(most)) return "none";
+  return most === MOST_ROWS || !found(most + 1) ? `${most} or more` : `${most}`;
+}
+
+/** Changes of a state with which something fits: [what to do, what to change]. */
+function remedies(state) {
+  const found = [];
+  const offer = (text, change) => {
+    const best = judged({ ...state, ...change, w: "" })[0];
+    if (fits(best)) found.push([`${text}: ${best.way.label}, ${bytesText(best.reserved)}`, { ...change, w: "" }]);
+    return fits(best);
+  };
+  const forbidden = MAY.filter(([key]) => !state.may.includes(key));
+  const helped = forbidden.filter(([key, text]) => offer(`Allow “${text}”`, { may: [...state.may, key] }));
+  if (!helped.length && forbidden.length > 1) offer("Allow all of these changes", { may: MAY.map(([key]) => key) });
+  const b = largest(batches.filter(each => each < state.b), each => fits(judged({ ...state, b: each })[0]));
+  if (b) offer(`Batch size ${b}`, { b });
+  const halves = [...FIT.table.tokens].filter(each => each < state.s);
+  const s = largest(halves, each => fits(judged({ ...state, s: each })[0]));
+  if (s && !b) offer(`Sequence length ${s.toLocaleString("en")}`, { s });
+  const ram = Math.ceil(Math.min(...judged({ ...state, ram: MOST_RAM }).filter(fits).map(each => each.host * state.n)) / GIB);
+  if (Number.isFinite(ram) && ram * GIB > ramOf(state)) offer(`${ram} GiB of memory in the computer`, { ram });
+  for (const n of FIT.ranks) if (n > state.n && offer(`${n} GPUs`, { n })) break;
+  const larger = FIT.gpus.filter(gpu => gpu.capacity > gpuOf(state).capacity).sort((x, y) => x.capacity - y.capacity);
+  for (const gpu of larger) if (offer(`On ${gpu.name}`, { g: gpu.key })) break;
+  return found;
 }
 
 // --- as text -----------------------------------------------------------------------------------
@@ -140,13 +205,16 @@ function bytesText(bytes) {
   return `${size.toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0)} GiB`;
 }
 
-const digits = number => Number(number.toPrecision(3)).toString();
+const digits = number => number.toLocaleString("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+const traffic = bytes => bytes < 1e12 ? `${digits(bytes / 1e9)} GB` : `${digits(bytes / 1e12)} TB`;
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+const hostText = bytes => bytes > 2 ** 24 ? bytesText(bytes) : "next to nothing";
 
 /** How a number is known, for the column of the table. */
-function known(found, model) {
-  const tried = model.tried[found.index], length = Math.min(FIT.usualLength, FIT.table.models[model.name][1]);
+function known(found) {
+  const tried = modelOf(state).tried[found.index], length = Math.min(FIT.usualLength, longestOf(state));
   if (tried && state.b === 1 && state.s === length) return `simulated; ${tried}`;
-  const how = found.exact ? "simulated" : found.known ? "simulated, as many tokens in other rows" : "between simulated points";
+  const how = found.exact ? "simulated" : found.known ? "simulated with as many tokens" : "between simulated batches";
   return tried ? `${how}; at 1 × ${length}, ${tried}` : how;
 }
 
@@ -159,30 +227,48 @@ function make(tag, text = "", attributes = {}, ...children) {
   return element;
 }
 
+/** A button that changes the state. */
+function changing(text, change) {
+  const button = make("button", text, { type: "button" });
+  button.addEventListener("click", () => { Object.assign(state, change); showControls(); update(); $("verdict").focus(); });
+  return button;
+}
+
 // --- the page ----------------------------------------------------------------------------------
 
-const state = { m: "", g: "", n: 1, b: 1, s: 2048, may: [], w: "", all: false };
+const state = { m: "", g: "", n: 1, b: 1, s: 2048, ram: null, may: [], w: "", all: false };
 
+/** Take the state from the address; return what it says that cannot be. */
 function readAddress() {
-  const said = new URLSearchParams(location.hash.slice(1));
-  const choose = (key, allowed, usual) => allowed.includes(said.get(key)) ? said.get(key) : usual;
-  const whole = (key, least, most, usual) => {
-    const number = Number(said.get(key));
-    return Number.isInteger(number) && number >= least && number <= most ? number : usual;
+  const said = new URLSearchParams(location.hash.slice(1)), wrong = [];
+  const choose = (key, name, those, usual) => {
+    if (!said.has(key) || those.includes(said.get(key))) return said.get(key) ?? usual;
+    wrong.push(`${name} “${said.get(key)}”`);
+    return usual;
   };
-  const models = FIT.models.map(m => m.name);
-  state.m = choose("m", models, models.includes("Llama-3.1-8B") ? "Llama-3.1-8B" : models[0]);
-  state.g = choose("g", FIT.gpus.map(g => g.key), "rtx-4090");
-  state.n = Number(choose("n", ["1", ...FIT.ranks.map(String)], "1"));
-  state.b = whole("b", 1, MOST_ROWS, 1);
-  state.s = whole("s", 1, FIT.mostLength, 2048);
+  const whole = (key, name, most, usual) => {
+    const number = Number(said.get(key));
+    if (said.has(key) && Number.isInteger(number) && number >= 1 && number <= most) return number;
+    if (said.has(key)) wrong.push(`${name} “${said.get(key)}”`);
+    return usual;
+  };
+  const models = FIT.models.map(model => model.name);
+  state.m = choose("m", "model", models, models.includes("Llama-3.1-8B") ? "Llama-3.1-8B" : models[0]);
+  state.g = choose("g", "GPU", FIT.gpus.map(gpu => gpu.key), "rtx-4090");
+  state.n = Number(choose("n", "number of GPUs", ["1", ...FIT.ranks.map(String)], "1"));
+  state.b = whole("b", "batch size", MOST_ROWS, 1);
+  state.s = whole("s", "sequence length", FIT.mostLength, 2048);
+  state.ram = whole("ram", "computer's memory", MOST_RAM, null);
   const may = said.has("may") ? said.get("may").split(",") : MAY.map(([key]) => key).slice(0, -1);
   state.may = MAY.map(([key]) => key).filter(key => may.includes(key));
-  state.w = choose("w", FIT.ways.map(way => way.label), "");
+  state.w = choose("w", "way", ["", ...FIT.ways.map(way => way.label)], "");
+  $("notice").textContent = wrong.length ? `This link names what the page does not have: ${wrong.join(", ")}. Below is another run.` : "";
+  return wrong;
 }
 
 function writeAddress() {
   const said = new URLSearchParams({ m: state.m, g: state.g, n: state.n, b: state.b, s: state.s, may: state.may.join() });
+  if (state.ram) said.set("ram", state.ram);
   if (state.w) said.set("w", state.w);
   history.replaceState(null, "", `#${said}`);
 }
@@ -193,7 +279,27 @@ function showControls() {
   $("gpus").value = state.n;
   $("batch").value = state.b;
   $("length").value = state.s;
+  $("ram").value = ramOf(state) / GIB;
   for (const box of $("may").querySelectorAll("input")) box.checked = state.may.includes(box.value);
+}
+
+/** Take the state from the form, or say what is wrong there. */
+function readControls() {
+  const wrong = $("choose").querySelector("input:invalid");
+  document.querySelector("main").classList.toggle("stale", Boolean(wrong));
+  $("notice").textContent = wrong ? `${wrong.labels[0].firstChild.textContent.trim()}: a whole number from 1 to ${Number(wrong.max).toLocaleString("en")}.` : "";
+  if (wrong) return;
+  const before = ramOf(state) / GIB, ram = Number($("ram").value);
+  if (ram !== before) state.ram = ram;
+  Object.assign(state, {
+    m: $("model").value, g: $("gpu").value, n: Number($("gpus").value),
+    b: Number($("batch").value), s: Number($("length").value),
+    may: [...$("may").querySelectorAll(":checked")].map(box => box.value),
+  });
+  const chosen = FIT.ways.findIndex(way => way.label === state.w);
+  if (!allowed(state).includes(chosen) || !fits(judge(state, chosen))) state.w = "";
+  if (state.ram === null) showControls(); // it grows with the number of GPUs
+  update();
 }
 
 function drawBar(found, gpu) {
@@ -202,138 +308,164 @@ function drawBar(found, gpu) {
   const parts = { ...found, rest: 0, cached: found.reserved - found.allocated };
   const named = PARTS.slice(0, 5).reduce((sum, [key]) => sum + parts[key], 0);
   parts.rest = Math.max(0, found.allocated - named);
+  const shown = PARTS.filter(([key]) => parts[key] > 0);
   let at = 0, rectangles = "";
-  const caption = [];
-  for (const [key, name, colour] of PARTS) {
-    if (parts[key] <= 0) continue;
-    const width = x(parts[key]);
-    rectangles += `<rect x="${at.toFixed(1)}" y="24" width="${width.toFixed(1)}" height="46" fill="${colour}"/>`;
-    at += width;
-    caption.push(make("span", "", {}, make("i", "", { style: `background:${colour}` }), `${name} ${bytesText(parts[key])}`));
+  for (const [key, , colour] of shown) {
+    rectangles += `<rect x="${at.toFixed(1)}" y="0" width="${x(parts[key]).toFixed(1)}" height="46" fill="${colour}"/>`;
+    at += x(parts[key]);
   }
-  const line = x(gpu.capacity), end = line > 700;
-  const text = `${bytesText(gpu.capacity)}: what ${gpu.name} leaves PyTorch`;
-  $("bar").innerHTML = `<svg viewBox="0 0 1000 78" role="img" aria-label="${bytesText(found.reserved)} needed of ${bytesText(gpu.capacity)}">
-    <rect x="0" y="24" width="1000" height="46" fill="none" stroke="var(--line)"/>${rectangles}
-    <line x1="${line}" x2="${line}" y1="16" y2="76" stroke="currentColor" stroke-width="3"/>
-    <text x="${line + (end ? 2 : -2)}" y="12" text-anchor="${end ? "end" : "start"}"></text></svg>`;
-  $("bar").querySelector("text").textContent = text;
-  $("parts").replaceChildren(...caption);
+  const line = x(gpu.capacity), texts = shown.map(([key, name]) => `${name} ${bytesText(parts[key])}`);
+  $("bar").innerHTML = `<svg viewBox="0 0 1000 54" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
+    stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4"/></svg>`;
+  $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(gpu.capacity)}: ${texts.join(", ")}`);
+  $("limit").textContent = `The line: ${bytesText(gpu.capacity)}, what ${gpu.name} leaves PyTorch`;
+  $("parts").replaceChildren(...shown.map(([, , colour], i) =>
+    make("span", "", {}, make("i", "", { style: `background:${colour}` }), texts[i])));
 }
 
-function showFacts(found, gpu, model) {
-  const { batch, beyond } = largestBatch(model, found.index, gpu, state.s);
-  const about = found.known ? "" : "about ";
-  const most = `PyTorch may reserve up to ${FIT.off} % more`;
-  const range = [found.least, found.most].map(bytesText);
-  const many = state.n > 1 ? ", for each GPU" : "";
-  const onHost = found.host > 2 ** 20;
+function showFacts(found) {
+  const batch = largestBatch(state, found.index), each = state.n > 1 ? " on each GPU" : "";
+  const smallest = [...FIT.gpus].sort((x, y) => x.capacity - y.capacity)
+    .find(gpu => suits(gpu, found.way) && fits(judge({ ...state, g: gpu.key }, found.index)));
+  const about = found.known ? "" : "about ", range = [found.least, found.most].map(bytesText);
+  const most = `this must fit; it may be ${bytesText(FIT.off * found.reserved)} more`;
   const facts = [
-    ["Reserved", about + bytesText(found.reserved), found.known ? "this must fit" : `this must fit; ${most}`],
+    [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "this must fit" : most],
     ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "in blocks that tensors use" : `between ${range.join(" and ")}`],
-    ["Floor", bytesText(found.floor), "no order of the same work gets below"],
-    ["In the computer's memory", onHost ? bytesText(found.host) : "next to nothing", onHost ? `beside Python and the files${many}` : ""],
-    ["Largest batch that fits", batch ? `${batch} rows${beyond ? " or more" : ""}` : "none", `of ${state.s.toLocaleString("en")} tokens`],
-    ["1,000 tokens take", `≥ ${digits(found.perThousand)} s`, "a bound from the work, not a time"],
-    ["Work of a step", `${digits(found.flops / 1e12)} TFLOP`, `${digits(found.moved / 1e9)} GB moved in the GPU`],
+    ["Lower limit", bytesText(found.floor), "what this step needs even in the best order"],
+    ["Computer's memory", hostText(found.host * state.n), found.host > 2 ** 24 ? "on top of Python and cached files" : ""],
+    ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
+    ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch` : ""],
+    ["1,000 tokens take", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. All ${state.n} GPUs together` : ""}`],
+    [`Work of a step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} moved in the GPU`],
   ];
-  if (found.sent) facts.push(["Sent to the other GPUs", `${digits(found.sent / 1e9)} GB a step`, "not in the bound"]);
-  if (found.link) facts.push(["Across the link to the CPU", `${digits(found.link / 1e9)} GB a step`, "in the bound"]);
+  if (found.sent) facts.push(["Sent to the other GPUs", `${traffic(found.sent)} a step`, "not in the seconds above"]);
+  if (found.link) facts.push(["Across the link to the CPU", `${traffic(found.link)} a step`, "in the seconds above"]);
   $("facts").replaceChildren(...facts.map(([name, value, small]) => make("div", "", {},
     make("dt", name), make("dd", value, {}, make("small", small)))));
 }
 
-function showWays(found, chosen, model) {
+function spareText(found) {
+  if (found.hostShort) return `${bytesText(found.hostShort)} of the computer's memory missing`;
+  const spare = bytesText(found.spare);
+  return { fits: spare, near: `about ${spare}`, tight: `${spare} short, unless cached blocks are given back`, no: `${spare} short` }[found.verdict];
+}
+
+function showWays(found, chosen) {
   const rows = state.all ? found : found.slice(0, SHOWN_WAYS);
   if (!rows.includes(chosen)) rows.push(chosen);
   $("ways").replaceChildren(...rows.map(each => {
     const radio = make("input", "", { type: "radio", name: "way", value: each.way.label });
     radio.checked = each === chosen;
     radio.addEventListener("change", () => { state.w = each.way.label; update(); $("ways").querySelector(":checked")?.focus(); });
-    const spare = each.spare >= 0 ? bytesText(each.spare) : `${bytesText(each.spare)} too little`;
-    const mark = { fits: "✔ ", tight: "! ", not: "✘ " }[each.verdict];
+    const cell = (label, text, kind = "") => make("td", text, { "data-label": label, class: kind });
     return make("tr", "", each === chosen ? { class: "chosen" } : {},
       make("td", "", {}, make("label", "", {}, radio, make("span", each.way.label))),
-      make("td", bytesText(each.reserved), { class: "number" }),
-      make("td", mark + spare, { class: `number ${each.verdict}` }),
-      make("td", `≥ ${digits(each.perThousand)} s`, { class: "number" }),
-      make("td", each.way.changes.join("; ") || "nothing"),
-      make("td", known(each, model)));
+      cell("Needs", bytesText(each.reserved), "number"),
+      cell("To spare", `${MARKS[each.verdict]} ${spareText(each)}`, each.verdict),
+      cell("Computer's memory", hostText(each.host * state.n)),
+      cell("Largest batch", largestBatch(state, each.index)),
+      cell("1,000 tokens", `≥ ${digits(each.perThousand)} s`, "number"),
+      cell("Changes", each.way.changes.join("; ") || "nothing"),
+      cell("How do we know", known(each)));
   }));
   $("more").hidden = found.length <= SHOWN_WAYS;
   $("more").textContent = state.all ? "Show fewer ways" : `Show all ${found.length} ways`;
 }
 
-function showRules(found, model) {
-  const parameters = FIT.table.models[model.name][0];
-  const rules = [
-    ["16 bytes a parameter (FP32 AdamW), no activations", 16 * parameters],
-    ["accelerate estimate-memory, training with Adam, float32: 4 times the weights", 16 * parameters],
-    ["accelerate estimate-memory, bfloat16: twice the float32 weights", 8 * parameters],
-    ["QLoRA: half a byte a parameter", parameters / 2],
-  ];
-  $("rules").replaceChildren(...rules.map(([name, bytes]) => {
-    const off = bytes / state.n / found.reserved - 1;
-    const each = state.n > 1 ? " each" : "";
-    return make("tr", "", {}, make("td", name), make("td", bytesText(bytes / state.n) + each, { class: "number" }),
-      make("td", `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "little" : "much"}`, { class: "number" }));
+/** Each rule beside the way that it is about, on one GPU. */
+function showRules() {
+  const gpu = gpuOf(state), parameters = FIT.table.models[state.m][0];
+  const about = FIT.rules.map(rule => ({ ...rule, index: rule.ways.find(each => suits(gpu, FIT.ways[each])) }));
+  $("rules").replaceChildren(...about.filter(({ index }) => index !== undefined).map(({ name, perParameter, index }) => {
+    const found = judge({ ...state, n: 1 }, index);
+    const says = perParameter * parameters, off = found && says / found.reserved - 1;
+    return make("tr", "", {}, make("td", name), make("td", bytesText(says), { class: "number" }), make("td", FIT.ways[index].label),
+      make("td", found ? bytesText(found.reserved) : "beyond the table", { class: "number" }),
+      make("td", found ? `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "little" : "much"}` : "–", { class: "number" }));
   }));
 }
 
-function showTaking(found, gpu, model) {
-  const options = `--batch-size ${state.b} --seq-len ${state.s} ${found.way.options}`.trim();
-  $("command").textContent = `labkit estimate ${model.name} --gpu ${gpu.key} ${options}`;
-  const text = found.way.script
+/** The command for a way, and if the way was found, its script. */
+function showTaking(way, found) {
+  const model = modelOf(state), ram = state.ram || found?.host > 2 ** 24 ? `--host-memory ${ramOf(state) / GIB}GiB ` : "";
+  const options = `--batch-size ${state.b} --seq-len ${state.s} ${ram}${way.options}`.trim();
+  $("command").textContent = `labkit estimate ${model.name} --gpu ${state.g} ${options}`;
+  $("taking").hidden = model.images || !found;
+  const text = way.script
     .replaceAll(FIT.placeholders.model, model.hub || model.name)
     .replaceAll(FIT.placeholders.name, model.name)
     .replaceAll(FIT.placeholders.targets, model.targets)
     .replaceAll(FIT.placeholders.batch, state.b)
     .replaceAll(FIT.placeholders.length, state.s);
-  $("taking").hidden = model.images;
+  $("warning").hidden = !found || fits(found);
   $("script").href = `data:text/x-python;charset=utf-8,${encodeURIComponent(text)}`;
   const torchrun = `torchrun --nproc-per-node ${state.n} train.py your.txt`;
   $("launch").textContent = state.n > 1 ? torchrun : "python train.py your.txt";
+  $("tokens").textContent = (state.b * state.s * state.n).toLocaleString("en");
   const started = state.n > 1 ? `-- ${torchrun}` : "train.py your.txt";
-  $("phantom").textContent = `labkit phantom --gpu ${gpu.key} ${started}`;
+  $("phantom").textContent = `labkit phantom --gpu ${state.g} ${started}`;
 }
 
+/** Why the table has no answer: a headline, a sentence, and a change that leads back. */
+function nothing() {
+  const [least, most] = [FIT.table.tokens[0], FIT.table.tokens.at(-1)], longest = longestOf(state), total = state.b * state.s;
+  const text = number => number.toLocaleString("en");
+  if (state.s > longest) return ["No answer", `In this table ${state.m} takes at most ${text(longest)} tokens in a sequence.`, { s: longest }];
+  if (total < least) return ["No answer", `The table begins at ${least} tokens in a step.`, { b: Math.ceil(least / state.s) }];
+  if (total > most) return ["No answer", `${state.b} × ${text(state.s)} is beyond the table, which ends at ${text(most)} tokens in a step.`, { b: Math.floor(most / state.s) }];
+  if (!allowed(state).length) return ["No answer", "The table shares a model among GPUs that compute in BF16 only.", { n: 1 }];
+  const limit = bytesText(gpuOf(state).bf16 ? FIT.most : FIT.mostFp16);
+  return [`✘ ${state.m} does not fit on ${gpusText()}`, `Each way that you allow needs more than ${limit} on every GPU, where this table ends.`, null];
+}
+
+const gpusText = () => state.n > 1 ? `${state.n} × ${gpuOf(state).name}` : `an ${gpuOf(state).name}`; // all are NVIDIA
+
 /** Show everything for the state. */
-function update() {
-  const started = performance.now();
-  const model = FIT.models.find(m => m.name === state.m), gpu = FIT.gpus.find(g => g.key === state.g);
-  const found = judged(state);
-  writeAddress();
-  $("verdict").className = "";
-  for (const part of document.querySelectorAll("main section:not(:first-of-type), figure, #facts")) part.hidden = !found.length;
-  if (!found.length) {
-    $("verdict").textContent = "No way of this table";
-    const [least, most] = [FIT.table.tokens[0], FIT.table.tokens.at(-1)];
-    const longest = FIT.table.models[model.name][1];
-    $("why").textContent = `The table has steps of ${least} to ${most.toLocaleString("en")} tokens on each GPU, rows of at most ${longest.toLocaleString("en")} for ${model.name}, and nothing that needs more than ${bytesText(FIT.most)}. Allow more changes, take more GPUs, or another batch.`;
-    return;
+function update(keepAddress = false) {
+  const started = performance.now(), gpu = gpuOf(state), found = judged(state);
+  if (!keepAddress) writeAddress();
+  for (const box of $("may").querySelectorAll("input")) {
+    box.disabled = box.value === "four-bit" && (state.n > 1 || !state.may.includes("adapters")) || box.value === "optimizer" && state.n > 1;
   }
-  const chosen = found.find(each => each.way.label === state.w) || found[0];
-  const many = state.n > 1 ? `${state.n} × ${gpu.name}` : `an ${gpu.name}`; // all are NVIDIA
-  const short = bytesText(chosen.spare);
-  const words = {
-    fits: [`✔ ${model.name} fits on ${many}`, `${short} to spare`],
-    tight: [`! ${model.name} may fit on ${many}`, `PyTorch would have to give back cached blocks: it would like ${short} more than there is. PYTORCH_ALLOC_CONF=expandable_segments:True helps`],
-    not: [`✘ ${model.name} does not fit on ${many}`, `${short} too little`],
+  const best = found[0], chosen = found.find(each => each.way.label === state.w) || best;
+  for (const part of document.querySelectorAll(".answer")) part.hidden = !best;
+  const missing = best ? null : nothing();
+  const fitting = found.filter(fits).length;
+  const verdict = chosen?.verdict || (missing[2] ? "tight" : "no");
+  const spare = chosen && bytesText(chosen.spare);
+  const words = chosen && {
+    fits: [`${state.m} fits on ${gpusText()}`, `${spare} to spare.`],
+    near: [`${state.m} probably fits on ${gpusText()}`, `About ${spare} to spare. This batch lies between simulated ones, where PyTorch may reserve ${bytesText(FIT.off * chosen.reserved)} more: the command below computes it.`],
+    tight: [`${state.m} may fit on ${gpusText()}`, `PyTorch would have to give back cached blocks: it would like ${spare} more than there is. PYTORCH_ALLOC_CONF=expandable_segments:True helps.`],
+    no: [`${fitting ? "This way" : state.m} does not fit on ${gpusText()}`, chosen.hostShort
+      ? `The GPU has room, but ${bytesText(chosen.host * state.n)} of the computer's memory are needed, ${bytesText(chosen.hostShort)} more than there is.`
+      : `${spare} too little.`],
   }[chosen.verdict];
-  const first = chosen === found[0];
-  const role = { fits: first ? "The way that changes least, and among those the cheapest" : "", tight: "", not: first ? "The nearest to fitting" : "" }[chosen.verdict];
-  $("verdict").textContent = words[0];
-  $("verdict").classList.add(chosen.verdict);
-  const near = chosen.verdict === "fits" ? chosen.reserved * (1 + FIT.off / 100) > gpu.capacity : chosen.least <= gpu.capacity;
-  const unsure = near && !chosen.known ? " This batch lies between simulated ones and is near the limit: the command below computes it." : "";
-  $("why").textContent = `${role ? `${role}: ` : ""}${chosen.way.label}. ${words[1]}.${unsure}`;
-  const fitting = found.filter(each => each.verdict === "fits").length;
-  $("ways-text").textContent = `${fitting} of ${found.length} fit. Those that change the training least come first, and among them the cheapest.`;
-  drawBar(chosen, gpu);
-  showFacts(chosen, gpu, model);
-  showWays(found, chosen, model);
-  showRules(chosen, model);
-  showTaking(chosen, gpu, model);
+  if (chosen?.verdict === "no" && chosen.hostShort && chosen.spare < 0) words[1] = `${spare} too little.`;
+  $("verdict").textContent = words ? `${MARKS[verdict]} ${words[0]}` : missing[0];
+  $("verdict").className = verdict;
+  const role = chosen !== best ? "" : { fits: "The way with the fewest changes and the least work: ", near: "", tight: "", no: "The nearest to fitting: " }[verdict];
+  $("why").textContent = words ? `${role}${chosen.way.label}. ${words[1]}` : missing[1];
+  $("brief").textContent = words ? `${MARKS[verdict]} ${spareText(chosen)}${verdict === "fits" ? " to spare" : ""}` : missing[0];
+  $("brief").className = verdict;
+  const offers = fitting ? [] : remedies(state);
+  const back = missing?.[2] && Object.entries(missing[2]).map(([key, value]) => `${{ s: "sequence length", b: "batch size", n: "number of GPUs" }[key]} ${value.toLocaleString("en")}`).join(", ");
+  if (back) offers.unshift([`Take ${back}`, missing[2]]);
+  if (chosen !== best && !fits(chosen) && fitting) offers.push([`Show the best of ${plural(fitting, "way")} that fit${fitting === 1 ? "s" : ""}`, { w: "" }]);
+  $("offers").hidden = !offers.length;
+  $("offers").firstElementChild.textContent = fitting || back ? "" : "What would fit:";
+  $("offers").lastElementChild.replaceChildren(...offers.map(([text, change]) => make("li", "", {}, changing(text, change))));
+  showRules();
+  showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
+  if (chosen) {
+    $("ways-text").textContent = fitting
+      ? `${fitting} of ${found.length} fit. Those with the fewest changes come first, and among them those with the least work.`
+      : "None fits. The nearest to fitting comes first.";
+    drawBar(chosen, gpu);
+    showFacts(chosen);
+    showWays(found, chosen);
+  }
   document.documentElement.dataset.milliseconds = (performance.now() - started).toFixed(1);
 }
 
@@ -343,10 +475,10 @@ function start() {
     $("broken").hidden = false;
     return;
   }
-  $("model").append(...FIT.models.map(m => new Option(`${m.name} (${m.size})`, m.name)));
-  $("gpu").append(...FIT.gpus.map(g => new Option(`${g.name}, ${bytesText(g.capacity)}`, g.key)));
-  $("gpus").append(...[1, ...FIT.ranks].map(n => new Option(n === 1 ? "1" : `${n}, sharing the model (FSDP2)`, n)));
-  for (const [id, most] of [["batch", MOST_ROWS], ["length", FIT.mostLength]]) {
+  $("model").append(...FIT.models.map(model => new Option(`${model.name}, ${model.size} parameters`, model.name)));
+  $("gpu").append(...FIT.gpus.map(gpu => new Option(`${gpu.name}, ${bytesText(gpu.capacity)}`, gpu.key)));
+  $("gpus").append(...[1, ...FIT.ranks].map(n => new Option(n === 1 ? "1" : `${n} (FSDP2)`, n)));
+  for (const [id, most] of [["batch", MOST_ROWS], ["length", FIT.mostLength], ["ram", MOST_RAM]]) {
     $(id).min = 1;
     $(id).max = most;
   }
@@ -355,21 +487,12 @@ function start() {
   $("trust").innerHTML = FIT.trust;
   $("made").textContent = FIT.made;
   $("choose").addEventListener("submit", event => event.preventDefault());
-  $("choose").addEventListener("input", () => {
-    if (!$("choose").checkValidity()) return;
-    Object.assign(state, {
-      m: $("model").value, g: $("gpu").value, n: Number($("gpus").value),
-      b: Number($("batch").value), s: Number($("length").value),
-      may: [...$("may").querySelectorAll(":checked")].map(box => box.value),
-    });
-    update();
-  });
+  $("choose").addEventListener("input", readControls);
   $("more").addEventListener("click", () => { state.all = !state.all; update(); });
-  addEventListener("hashchange", () => { readAddress(); showControls(); update(); });
-  readAddress();
-  showControls();
+  const open = () => { const wrong = readAddress(); showControls(); update(wrong.length > 0); };
+  addEventListener("hashchange", open);
   document.querySelector("main").hidden = false;
-  update();
+  open();
 }
 
 start();

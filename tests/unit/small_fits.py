@@ -10,6 +10,7 @@ WAYS = [
     Recipe(precision="fp32"),
     Recipe(precision="bf16"),
     Recipe(precision="bf16", checkpointing=True, chunked_loss=True),
+    Recipe(precision="bf16", checkpointing=True, chunked_loss=True, offload="weights"),
     Recipe(precision="bf16", attention="eager"),
     Recipe(precision="bf16", lora=16),
     Recipe(precision="bf16", ranks=2),

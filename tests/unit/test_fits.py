@@ -14,7 +14,16 @@ from small_fits import MODEL, WAYS, plan_small_table, small_table
 
 from labkit.cli.main import main
 from labkit.fitting import build, lookup
-from labkit.fitting.table import TOKENS, FitTable, Point, Row, allocated_of, answer, row_shape
+from labkit.fitting.table import (
+    MORE_RESERVED,
+    TOKENS,
+    FitTable,
+    Point,
+    Row,
+    allocated_of,
+    answer,
+    row_shape,
+)
 from labkit.hardware import catalogue
 from labkit.models.config import find_config
 from labkit.plan.estimate import estimate
@@ -73,7 +82,16 @@ def test_nothing_is_said_beyond_the_points():
     rows = [row(lambda tokens, _: tokens)]
     for batch_size, seq_len in ((1, 511), (17, 4096), (1, 4097)):
         assert answer(rows, TOKENS, LONGEST, batch_size, seq_len) is None
-    assert answer([row(lambda t, _: t, 512)] * 2, TOKENS, LONGEST, 4, 256) is None
+
+
+def test_where_length_matters_every_length_has_an_answer():
+    rows = [row(lambda tokens, length: tokens * length, each) for each in (512, 1024, 2048)]
+    for batch_size, seq_len in ((1, 700), (1, 1500), (3, 1900), (4, 256), (5, 600)):
+        found = answer(rows, TOKENS, LONGEST, batch_size, seq_len)
+        assert found.least <= batch_size * seq_len**2 <= found.most
+        assert not found.known
+    assert answer(rows, TOKENS, LONGEST, 1, 511) is None
+    assert answer(rows, TOKENS, LONGEST, 1, 2049) is None
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -90,9 +108,23 @@ def table(tmp_path_factory):
         yield made
 
 
+def hold_to_the_byte(known, count, *, seed):
+    """Simulate random points of a table again."""
+    stored = []
+    for name, model in known.models.items():
+        for way, rows in zip(known.recipes, model.ways, strict=True):
+            for row in rows or ():
+                for tokens, found in zip(known.tokens, row.points, strict=True):
+                    if found is not None:
+                        batch_size, seq_len = row_shape(tokens, row.seq_len, model.longest)
+                        recipe = way.but(batch_size=batch_size, seq_len=seq_len)
+                        stored.append((name, recipe, found))
+    for name, recipe, found in random.Random(seed).sample(stored, count):
+        assert build.point(find_config(name)[1], recipe) == found, f"{name}: {recipe}"
+
+
 def test_random_points_are_computed_again_to_the_byte(table):
-    for what, stored, now in build.recomputed(table, 8, seed=1):
-        assert stored == now, what
+    hold_to_the_byte(table, 8, seed=1)
 
 
 def off_the_grid(known, count, *, longest, seed):
@@ -101,7 +133,8 @@ def off_the_grid(known, count, *, longest, seed):
     while count:
         name, entry = draw.choice([*known.models.items()])
         index = draw.randrange(len(known.recipes))
-        length, batch_size = draw.randrange(64, longest), draw.randrange(1, 17)
+        length = draw.randrange(64, min(longest, entry.longest))
+        batch_size = draw.randrange(1, 17)
         rows = entry.ways[index]
         found = rows and answer(rows, known.tokens, entry.longest, batch_size, length)
         if found and not found.exact:
@@ -113,9 +146,8 @@ def test_between_points_the_table_is_near_an_estimate(table):
     for name, recipe, found in off_the_grid(table, 10, longest=1024, seed=2):
         truth = build.point(find_config(name)[1], recipe)
         allocated = allocated_of(truth)
-        # In so small a model rounded blocks weigh more, and the peak changes its place more often:
-        # 5.3 % too much was seen where it does so between two points.
-        assert -0.02 <= found.values["allocated"] / allocated - 1 <= 0.08, recipe
+        # In so small a model rounded blocks weigh more than the page says of those of its table.
+        assert found.least * 0.97 <= allocated <= found.most * 1.03, recipe
         assert found.values["flops"] == pytest.approx(truth.flops, rel=0.01), recipe
 
 
@@ -136,7 +168,8 @@ def test_a_rebuild_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     first = build.model_points("SmolLM2-tiny", tmp_path)
     fused, eager = first[2]
     assert [row.seq_len for row in fused] == [0]
-    assert [row.seq_len for row in eager] == [*build.LENGTHS]
+    longest = first.longest
+    assert [row.seq_len for row in eager] == [each for each in build.LENGTHS if each <= longest]
     monkeypatch.setattr(build, "point", None)  # all is there
     assert build.model_points("SmolLM2-tiny", tmp_path) == first
     (tmp_path / "SmolLM2-tiny.json").write_text("[")
@@ -163,7 +196,7 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     assert lines == ["1 of 2 models are there already", "SmolLM2-360M (1 of 1)"]
     assert read_file(path, FitTable.from_dict, "a table").models == again.models
     monkeypatch.setattr(build, "PACKAGES", ("torch",))  # others made the table
-    anew = build.rebuild(path, [MODEL], work=tmp_path / "empty")
+    anew = build.rebuild(path, [MODEL], work=tmp_path)
     assert anew.models[MODEL].ways[0][0].points[0] == NOTHING
     assert [*anew.models] == [MODEL]
 
@@ -195,28 +228,33 @@ def own():
     return read_file(PACKAGE.parent / "results" / lookup.FILE, FitTable.from_dict, "a table")
 
 
+def test_it_is_small_enough_to_be_kept_here():
+    assert (PACKAGE.parent / "results" / lookup.FILE).stat().st_size < 3e6
+
+
 def test_a_sample_of_it_is_computed_again_to_the_byte(own):
     """Another one each day. If it fails, `labkit fits --rebuild` makes the table anew."""
-    for what, stored, now in build.recomputed(own, 20, seed=date.today().toordinal()):
-        assert stored == now, what
+    hold_to_the_byte(own, 20, seed=date.today().toordinal())
 
 
 @pytest.mark.nightly
 def test_between_its_points_it_is_as_near_as_the_page_says(own):
-    near = 0
-    for name, recipe, found in off_the_grid(own, 50, longest=2048, seed=date.today().toordinal()):
+    in_range = enough = 0
+    for name, recipe, found in off_the_grid(own, 50, longest=16384, seed=date.today().toordinal()):
         truth = build.point(find_config(name)[1], recipe)
-        error = found.values["allocated"] / allocated_of(truth) - 1
-        assert -0.05 <= error <= 0.08, f"{name}: {recipe}"
-        assert 0.8 <= found.values["reserved"] / truth.reserved <= 1.1, f"{name}: {recipe}"
-        near += abs(error) <= 0.01
-    assert near >= 38
+        allocated, more = allocated_of(truth), truth.reserved / found.values["reserved"] - 1
+        assert found.least * 0.95 <= allocated <= found.most * 1.05, f"{name}: {recipe}"
+        assert -0.2 <= more <= 0.3, f"{name}: {recipe}"
+        in_range += found.least * 0.99 <= allocated <= found.most * 1.01
+        enough += more <= MORE_RESERVED
+    assert in_range >= 47
+    assert enough >= 44
 
 
 # --- lookup ---------------------------------------------------------------------------------------
 
 
-def test_what_fits_comes_first_then_what_is_nearest(table, monkeypatch):
+def test_what_fits_comes_first_then_what_is_nearest(table):
     nothing_left = replace(
         catalogue.gpu("l4"), usable_bytes=700 * MIB + catalogue.CUDA_CONTEXT_BYTES
     )
@@ -224,14 +262,24 @@ def test_what_fits_comes_first_then_what_is_nearest(table, monkeypatch):
     assert {"fits", "no"} <= set(found["fits"]) <= {"fits", "tight", "no"}
     order = [["fits", "tight", "no"].index(verdict) for verdict in found["fits"]]
     assert order == sorted(order)
-    assert found["way"].is_unique
+    assert found.index.is_unique
     missing = [*found[found["fits"] == "no"]["reserved, GiB"]]
     assert missing == sorted(missing)
-    assert not any("FP16" in way for way in found["way"])
-    assert sorted(lookup.fits(MODEL, "t4", seq_len=1024)["way"]) == [
+    assert not any("FP16" in way for way in found.index)
+    assert sorted(lookup.fits(MODEL, "t4", seq_len=1024).index) == [
         "All weights, AMP FP16, AdamW",
         "All weights, FP32, AdamW",
     ]
+
+
+def test_the_computers_memory_is_judged_for_all_gpus_if_it_is_known(table):
+    def verdicts(**host):
+        return dict(lookup.fits(MODEL, "a100-80gb", seq_len=1024, **host)["fits"])
+
+    unknown, small = verdicts(), verdicts(host_memory_bytes=5 * MIB)
+    changed = {way for way in unknown if unknown[way] != small[way]}
+    assert changed == {"All weights, BF16, AdamW; checkpointing, chunked loss, weights on the CPU"}
+    assert {small[way] for way in changed} == {"no"}
 
 
 def test_hopper_adds_what_its_cublas_takes(table):
@@ -253,7 +301,7 @@ def test_hopper_adds_what_its_cublas_takes(table):
         ({"gpu": "t5"}, "unknown GPU"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"seq_len": 100_000}, "has no 1 × 100000 tokens"),
-        ({"gpus": 3}, "on 3 GPUs"),
+        ({"gpus": 3}, "on 3 such GPUs"),
     ],
 )
 def test_what_cannot_be_looked_up_is_refused_in_a_sentence(table, arguments, says):
@@ -266,9 +314,11 @@ def test_the_command_prints_the_table_and_says_whether_anything_fits(table, caps
     assert "All weights, FP32, AdamW" in capsys.readouterr().out
     assert main(["fits", MODEL]) == 2
     assert "say a model and a GPU" in capsys.readouterr().err
+    assert main(["fits", MODEL, "--gpu", "t4", "--rebuild", "fits.json.gz"]) == 2
+    assert "leave --gpu out" in capsys.readouterr().err
 
 
 def test_every_way_of_the_course_is_a_recipe_with_a_name_of_its_own():
     names = [lookup.name_of_way(way) for way in build.ways()]
     assert len(names) == len(set(names)) > 80
-    assert set(WAYS) - {WAYS[5]} <= set(build.ways())
+    assert set(WAYS) <= set(build.ways())

@@ -67,7 +67,7 @@ def test_every_command_works_away_from_a_clone(labkit):
     assert "Llama-3.1-8B" in said("models")
     assert "h100" in said("gpus")
     assert "Simulated in" in said("estimate", "SmolLM2-135M", "--gpu", "t4")
-    assert "QLoRA, constants rounded too, AMP FP16" in said("fits", "SmolLM2-135M", "--gpu", "t4")
+    assert "QLoRA, double quantization, AMP FP16" in said("fits", "SmolLM2-135M", "--gpu", "t4")
     (labkit.folder / "train.py").write_text("import torch\ntorch.ones(1, device='cuda')\n")
     if torch.version.cuda:
         assert "It fits" in said("phantom", "train.py")

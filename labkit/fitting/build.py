@@ -209,9 +209,15 @@ def _row(way: Recipe, seq_len: int, longest: int, point_of: Callable[[Recipe], P
 
 
 def longest_of(config: "PreTrainedConfig") -> int:
-    """Return how many tokens a row may have."""
+    """Return how many tokens a row may have.
+
+    A long window of attention ends the rows: beyond it length matters in every way, and a third
+    as many points do.
+    """
     text = config.get_text_config()
-    return min(getattr(text, "max_position_embeddings", MOST_LENGTH), MOST_LENGTH)
+    longest = min(getattr(text, "max_position_embeddings", MOST_LENGTH), MOST_LENGTH)
+    window = getattr(text, "sliding_window", None) or 0
+    return min(longest, window) if window >= USUAL_LENGTH else longest
 
 
 # --- all of it ------------------------------------------------------------------------------------

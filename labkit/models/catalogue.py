@@ -52,6 +52,8 @@ class ModelInfo:
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
+for _row in _TABLE.values():  # TOML has no null, and transformers has other defaults
+    _row["config"] = {k: None if v == "null" else v for k, v in _row["config"].items()}
 MODELS = {name: ModelInfo(name=name, **row) for name, row in _TABLE.items()}
 
 

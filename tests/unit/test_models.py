@@ -8,6 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from labkit import values
 from labkit.models import catalogue, precisions, text
+from labkit.models.catalogue import MODELS
+from labkit.models.config import find_config
 from labkit.values import InputError
 
 # As the publishers' weight files say (safetensors metadata, shown on each model's page; Qwen3's two
@@ -240,3 +242,11 @@ def test_checkpointing_finds_the_switch_of_older_releases():
     assert calls == [{"use_reentrant": False}, "off"]
     with pytest.raises(InputError, match="Linear has no checkpointing switch"):
         catalogue.checkpointing(torch.nn.Linear(1, 1))
+
+
+def test_only_these_attend_to_a_window():
+    """transformers gives one to every Mistral whose config does not say null."""
+    configs = {name: find_config(name)[1].get_text_config() for name in MODELS}
+    windows = {name: getattr(config, "sliding_window", None) for name, config in configs.items()}
+    found = {name: window for name, window in windows.items() if window}
+    assert found == {"Mistral-7B": 4096, "Gemma-3-1B": 512}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.fitting.build import MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH, RANKS
-from labkit.fitting.lookup import gpus, more_workspace_bytes, name_of_way, table
+from labkit.fitting.lookup import gpus, more_workspace_bytes, name_of_way, table, techniques
 from labkit.fitting.table import MORE_RESERVED, USUAL_LENGTH, Point, allocated_of
 from labkit.hardware.catalogue import Gpu
 from labkit.models.catalogue import MODELS, image_tokens, model
@@ -101,6 +101,7 @@ def _way(recipe: Recipe, changed: dict[str, Any]) -> dict[str, Any]:
         "label": name_of_way(recipe),
         "may": [key for key, needed in may.items() if needed],
         "changes": changes(recipe),
+        "techniques": len(techniques(recipe)),
         "options": _options(changed),
         "script": _script(recipe),
     }

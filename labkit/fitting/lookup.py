@@ -73,12 +73,8 @@ def more_workspace_bytes(gpu: Gpu) -> int:
     return 2 * (workspace_bytes(gpu) - DEFAULT_BYTES)
 
 
-def name_of_way(recipe: Recipe) -> str:
-    """Return how people call a way to train: ``"LoRA, BF16; checkpointing"``."""
-    kind = [_ADAPTERS[recipe.quantize] if recipe.lora else "All weights"]
-    kind.append(_PRECISIONS[recipe.precision])
-    if not recipe.lora:
-        kind.append(_OPTIMIZERS[recipe.optimizer])
+def techniques(recipe: Recipe) -> list[str]:
+    """Return what a way adds to its kind of training to take less memory."""
     added = {
         "checkpointing": recipe.checkpointing,
         "chunked loss": recipe.chunked_loss,
@@ -87,9 +83,16 @@ def name_of_way(recipe: Recipe) -> str:
         "eager attention": recipe.attention == "eager",
         f"FSDP2 over {recipe.ranks}": recipe.ranks > 1,
     }
-    return "; ".join([", ".join(kind), ", ".join(name for name, on in added.items() if on)]).strip(
-        "; "
-    )
+    return [name for name, on in added.items() if on]
+
+
+def name_of_way(recipe: Recipe) -> str:
+    """Return how people call a way to train: ``"LoRA, BF16; checkpointing"``."""
+    kind = [_ADAPTERS[recipe.quantize] if recipe.lora else "All weights"]
+    kind.append(_PRECISIONS[recipe.precision])
+    if not recipe.lora:
+        kind.append(_OPTIMIZERS[recipe.optimizer])
+    return "; ".join(", ".join(words) for words in (kind, techniques(recipe)) if words)
 
 
 def find(
@@ -141,12 +144,13 @@ def _judged(recipe: Recipe, found: Answer, gpu: Gpu, host_limit_bytes: float) ->
 
 
 def _rank(found: Found) -> tuple:
-    """Sort what fits first, by changes and bound; then what is nearest to fitting."""
+    """Sort what fits first, by changes, bound and techniques; then what is nearest to fitting."""
     verdict, reserved_bytes = VERDICTS.index(found.verdict), found.answer.values["reserved"]
     if verdict > VERDICTS.index("near"):
         return verdict, reserved_bytes
     tenth = round(math.log(found.seconds_per_token, 1.1))  # bounds that near are equal
-    return verdict, len(changes(found.recipe)), tenth, reserved_bytes
+    way = found.recipe
+    return verdict, len(changes(way)), tenth, len(techniques(way)), reserved_bytes
 
 
 def fits(

@@ -4,8 +4,8 @@
 tokens (`labkit.fitting.build`). Two facts make so few points enough:
 
 - With a fused attention kernel every tensor of a step is fixed, or grows with the number of tokens,
-  however they are divided into rows. Where attention computes its scores in memory they grow with
-  the square of the length, and the table has a row of points for each of several lengths.
+  however they are divided into rows. Where attention computes its scores in memory, or looks back
+  through a window, length matters, and the table has a row of points for each of several lengths.
 - What lives at one moment is then nearly a straight line in the number of tokens, and the peak, the
   largest of many lines, nearly convex. Between two points it is not above their chord, and not
   below the chords of the points beside them, drawn on. The same holds along the length.
@@ -13,10 +13,8 @@ tokens (`labkit.fitting.build`). Two facts make so few points enough:
 Operations are ``tokens * (a + b * length)``: two points give a and b. Reserved bytes follow no such
 rule, since blocks are found where they are free. They are taken on the chord, as an approximation.
 
-Limits: blocks are rounded, and what lives at the peak may change between two points, so that the
-chord is an approximation. In 90 random batches of three models it was from 3.2 % below to 5.9 %
-above what a simulation allocates, in 80 within 1 %; what is reserved was from 15 % more to 6 % less
-than the chord says.
+Limits: blocks are rounded, the last chunk of a loss may be nearly empty, and reserved bytes follow
+no rule: docs/LOG.md says how far 300 random batches were from what this says.
 """
 
 from collections.abc import Mapping, Sequence

@@ -146,31 +146,30 @@ function judged(state) {
     .map(index => judge(state, index))
     .filter(Boolean)
     .sort((x, y) => order(x) - order(y)
-      || (order(x) < 2 ? x.way.changes.length - y.way.changes.length || tenth(x) - tenth(y) : 0)
+      || (order(x) < 2 ? x.way.changes.length - y.way.changes.length || tenth(x) - tenth(y) || x.way.techniques - y.way.techniques : 0)
       || x.reserved - y.reserved);
 }
 
 const fits = found => found?.verdict === "fits" || found?.verdict === "near";
 
-/** The largest of some numbers, sorted, for which a state fits; undefined: none. */
-function largest(numbers, fitsWith) {
-  let low = -1, high = numbers.length;
+/** The largest of some sorted values of a field with which what `best` finds fits; undefined: none. */
+function largest(state, field, values, best) {
+  let low = -1, high = values.length;
   while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (fitsWith(numbers[middle])) low = middle; else high = middle;
+    const middle = (low + high) >> 1, changed = { ...state, [field]: values[middle] }, found = best(changed);
+    // Below the table's first point nothing is known, and less is needed.
+    if (found ? fits(found) : changed.b * changed.s < FIT.table.tokens[0]) low = middle; else high = middle;
   }
-  return numbers[low];
+  return best({ ...state, [field]: values[low] }) ? values[low] : undefined;
 }
 
 const batches = Array.from({ length: MOST_ROWS }, (_, i) => i + 1);
 
 /** The largest batch of a way that fits, as text. */
 function largestBatch(state, index) {
-  const found = b => judge({ ...state, b }, index);
-  // Below the table's first point nothing is known, and less is needed.
-  const most = largest(batches, b => found(b) ? fits(found(b)) : b * state.s < FIT.table.tokens[0]);
-  if (!most || !found(most)) return "none";
-  return most === MOST_ROWS || !found(most + 1) ? `${most} or more` : `${most}`;
+  const most = largest(state, "b", batches, changed => judge(changed, index));
+  if (!most) return "none";
+  return most === MOST_ROWS || !judge({ ...state, b: most + 1 }, index) ? `${most} or more` : `${most}`;
 }
 
 /** Changes of a state with which something fits: [what to do, what to change]. */
@@ -184,11 +183,10 @@ function remedies(state) {
   const forbidden = MAY.filter(([key]) => !state.may.includes(key));
   const helped = forbidden.filter(([key, text]) => offer(`Allow “${text}”`, { may: [...state.may, key] }));
   if (!helped.length && forbidden.length > 1) offer("Allow all of these changes", { may: MAY.map(([key]) => key) });
-  const b = largest(batches.filter(each => each < state.b), each => fits(judged({ ...state, b: each })[0]));
+  const smaller = (field, values) => largest(state, field, values.filter(value => value < state[field]), changed => judged(changed)[0]);
+  const b = smaller("b", batches), s = smaller("s", FIT.table.tokens);
   if (b) offer(`Batch size ${b}`, { b });
-  const halves = [...FIT.table.tokens].filter(each => each < state.s);
-  const s = largest(halves, each => fits(judged({ ...state, s: each })[0]));
-  if (s && !b) offer(`Sequence length ${s.toLocaleString("en")}`, { s });
+  else if (s) offer(`Sequence length ${s.toLocaleString("en")}`, { s });
   const ram = Math.ceil(Math.min(...judged({ ...state, ram: MOST_RAM }).filter(fits).map(each => each.host * state.n)) / GIB);
   if (Number.isFinite(ram) && ram * GIB > ramOf(state)) offer(`${ram} GiB of memory in the computer`, { ram });
   for (const n of FIT.ranks) if (n > state.n && offer(`${n} GPUs`, { n })) break;

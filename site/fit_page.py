@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.fitting.build import MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH, RANKS
+from labkit.fitting.build import LENGTHS, MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH, RANKS
 from labkit.fitting.lookup import gpus, more_workspace_bytes, name_of_way, table, techniques
 from labkit.fitting.table import MORE_RESERVED, USUAL_LENGTH, Point, allocated_of
 from labkit.hardware.catalogue import Gpu
@@ -205,7 +205,8 @@ def _model(name: str, tried: dict[int, str]) -> dict[str, Any]:
         "name": name,
         "hub": weights_of(name, name),
         "size": size,
-        "images": bool(image_tokens(config)),
+        "images": image_tokens(config),
+        "shortest": min(length for length in LENGTHS if length > image_tokens(config)),
         "tried": tried,
         "targets": json.dumps(adapter_targets(model(config, device="meta"), Recipe(lora=16))),
     }

@@ -41,7 +41,7 @@ from labkit.fitting.table import (
 )
 from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
-from labkit.models.catalogue import MODELS
+from labkit.models.catalogue import MODELS, image_tokens
 from labkit.models.config import find_config
 from labkit.plan.candidates import LORA_RANK, least_bytes, link_bytes
 from labkit.plan.estimate import floor_bytes, recipe_log
@@ -173,9 +173,12 @@ def way_rows(
 ) -> tuple[Row, ...] | None:
     """Return the points of one way; None if this model cannot be trained so."""
     longest = longest_of(config)
+    lengths = [each for each in LENGTHS if image_tokens(config) < each <= longest]
     try:
         if least_bytes(way, shapes_of(config), way.ranks) > most_bytes(way):
             return (Row(0, (None,) * len(TOKENS)),)
+        if image_tokens(config):  # each row has one
+            return tuple(_row(way, each, longest, point_of) for each in lengths)
         usual = _row(way, 0, longest, point_of)
         reached = [t for t, p in zip(TOKENS, usual.points, strict=True) if p and t <= longest]
         if not reached:
@@ -187,7 +190,6 @@ def way_rows(
         divided = point_of(way.but(batch_size=rows, seq_len=tokens // rows))
         for name in (*PHASES, "moved"):
             if not math.isclose(getattr(at, name), getattr(divided, name), rel_tol=ALIKE):
-                lengths = [each for each in LENGTHS if each <= longest]
                 return tuple(_row(way, each, longest, point_of) for each in lengths)
         return (usual,)
     except InputError:

@@ -190,7 +190,8 @@ def _at(
         return along(rows[0], batch_size * seq_len)
     as_many_tokens = [(row.seq_len, along(row, batch_size * seq_len)) for row in rows]
     reached = [(length, found) for length, found in as_many_tokens if found]
-    if reached and seq_len < reached[0][0]:  # it takes no more than the shortest
+    # Below the first length a text takes no more; with an image in each row it does.
+    if reached and seq_len < reached[0][0] == tokens[0]:
         level = reached[0][1]
         found = _between([(0, level._replace(least=0)), *reached], seq_len)
         # Work is a straight line along the lengths, which goes on there.

@@ -67,7 +67,7 @@ function rangeOf(rows, i, batch, length) {
   const along = ([seqLen, points], total) => [seqLen, between(points.map(([t, point]) => [t, Array(3).fill(point[i])]), total)];
   if (!rows[0][0]) return along(rows[0], batch * length)[1];
   const reached = rows.map(row => along(row, batch * length)).filter(([, found]) => found);
-  if (reached.length && length < reached[0][0]) {
+  if (reached.length && length < reached[0][0] && reached[0][0] === FIT.table.tokens[0]) {
     const [, level] = reached[0], [least, chord, most] = between([[0, [0, level[1], level[2]]], ...reached], length);
     return WORK.includes(FIT.fields[i]) ? [least, least || level[1], most] : [least, chord, most];
   }
@@ -408,8 +408,10 @@ function showTaking(way, found) {
 /** Why the table has no answer: a headline, a sentence, and a change that leads back. */
 function nothing() {
   const [least, most] = [FIT.table.tokens[0], FIT.table.tokens.at(-1)], longest = longestOf(state), total = state.b * state.s;
+  const model = modelOf(state);
   const text = number => number.toLocaleString("en");
   if (state.s > longest) return ["No answer", `In this table ${state.m} takes at most ${text(longest)} tokens in a sequence.`, { s: longest }];
+  if (model.images && state.s < model.shortest) return ["No answer", `An image of ${state.m} is ${model.images} tokens, and each row has one: the table begins at ${text(model.shortest)} tokens in a sequence.`, { s: model.shortest }];
   if (total < least) return ["No answer", `The table begins at ${least} tokens in a step.`, { b: Math.ceil(least / state.s) }];
   if (total > most) return ["No answer", `${state.b} × ${text(state.s)} is beyond the table, which ends at ${text(most)} tokens in a step.`, { b: Math.floor(most / state.s) }];
   if (!allowed(state).length) return ["No answer", "The table shares a model among GPUs that compute in BF16 only.", { n: 1 }];

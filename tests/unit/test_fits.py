@@ -232,6 +232,13 @@ def test_it_is_small_enough_to_be_kept_here():
     assert (PACKAGE.parent / "results" / lookup.FILE).stat().st_size < 3e6
 
 
+def test_every_model_of_it_has_points(own):
+    """A way that a model refuses has none; all of them would be a fault of the table."""
+    for name, model in own.models.items():
+        found = [way for way in model.ways if way and any(any(row.points) for row in way)]
+        assert len(found) >= 8, name
+
+
 def test_a_sample_of_it_is_computed_again_to_the_byte(own):
     """Another one each day. If it fails, `labkit fits --rebuild` makes the table anew."""
     hold_to_the_byte(own, 20, seed=date.today().toordinal())

@@ -235,4 +235,4 @@ def test_the_command_line(capsys, tmp_path):
     assert list(tmp_path.glob("*/accuracy.json"))
     if not this_machine.machine().can_measure:
         assert accuracy.main(["--gpu"]) == 2
-        assert "needs a CUDA machine" in capsys.readouterr().err
+        assert "need a CUDA machine" in capsys.readouterr().err

@@ -42,8 +42,8 @@ _PUBLISHED = "## Beside a real GPU's published figures"
 _PUBLISHED_SOURCE = "https://huggingface.co/docs/transformers/v4.21.0/perf_train_gpu_one"
 #: Found with the nightly test of `labkit.fitting`.
 _BETWEEN = (
-    "Between the batches that were simulated the page says “about”. The peak is nearly a convex "
-    "function of the number of tokens, and so lies between a chord and its neighbours, drawn on. "
+    "Between the batches that were simulated the page interpolates and says “about”. Peak memory "
+    "grows almost evenly with the number of tokens, and where it does not, the page gives a range. "
     "Of 300 random batches 266 were within 1 % of what the page says is allocated, 296 in the "
     "range that it names or within 1 % of it, and the worst 2.4 % outside. What PyTorch reserves "
     "beyond that depends on where blocks find room: it was from 11 % less to 19 % more than the "

@@ -172,12 +172,13 @@ function largestBatch(state, index) {
   return most === MOST_ROWS || !judge({ ...state, b: most + 1 }, index) ? `${most} or more` : `${most}`;
 }
 
-/** Changes of a state with which something fits: [what to do, what to change]. */
+/** Changes of a state with which something fits: [what to do, what it takes, what to change]. */
 function remedies(state) {
   const found = [];
   const offer = (text, change) => {
     const best = judged({ ...state, ...change, w: "" })[0];
-    if (fits(best)) found.push([`${text}: ${best.way.label}, ${bytesText(best.reserved)}`, { ...change, w: "" }]);
+    const each = (change.n || state.n) > 1 ? " on each GPU" : "";
+    if (fits(best)) found.push([text, `${best.way.label}: ${bytesText(best.reserved)}${each}`, { ...change, w: "" }]);
     return fits(best);
   };
   const forbidden = MAY.filter(([key]) => !state.may.includes(key));
@@ -185,11 +186,11 @@ function remedies(state) {
   if (!helped.length && forbidden.length > 1) offer("Allow all of these changes", { may: MAY.map(([key]) => key) });
   const smaller = (field, values) => largest(state, field, values.filter(value => value < state[field]), changed => judged(changed)[0]);
   const b = smaller("b", batches), s = smaller("s", FIT.table.tokens);
-  if (b) offer(`Batch size ${b}`, { b });
-  else if (s) offer(`Sequence length ${s.toLocaleString("en")}`, { s });
+  if (b) offer(`Use batch size ${b}`, { b });
+  else if (s) offer(`Use sequence length ${s.toLocaleString("en")}`, { s });
   const ram = Math.ceil(Math.min(...judged({ ...state, ram: MOST_RAM }).filter(fits).map(each => each.host * state.n)) / GIB);
-  if (Number.isFinite(ram) && ram * GIB > ramOf(state)) offer(`${ram} GiB of memory in the computer`, { ram });
-  for (const n of FIT.ranks) if (n > state.n && offer(`${n} GPUs`, { n })) break;
+  if (Number.isFinite(ram) && ram * GIB > ramOf(state)) offer(`With ${ram.toLocaleString("en")} GiB in the computer`, { ram });
+  for (const n of FIT.ranks) if (n > state.n && offer(`Use ${n} GPUs`, { n })) break;
   const larger = FIT.gpus.filter(gpu => gpu.capacity > gpuOf(state).capacity).sort((x, y) => x.capacity - y.capacity);
   for (const gpu of larger) if (offer(`On ${gpu.name}`, { g: gpu.key })) break;
   return found;
@@ -200,6 +201,7 @@ function remedies(state) {
 function bytesText(bytes) {
   const size = Math.abs(bytes) / GIB;
   if (size < 0.9995) return `${(size * 1024).toFixed(0)} MiB`;
+  if (size > 999.5) return `${(size / 1024).toFixed(2)} TiB`;
   return `${size.toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0)} GiB`;
 }
 
@@ -226,8 +228,8 @@ function make(tag, text = "", attributes = {}, ...children) {
 }
 
 /** A button that changes the state. */
-function changing(text, change) {
-  const button = make("button", text, { type: "button" });
+function changing(text, small, change) {
+  const button = make("button", "", { type: "button" }, make("b", text), make("small", small));
   button.addEventListener("click", () => { Object.assign(state, change); showControls(); update(); $("verdict").focus(); });
   return button;
 }
@@ -260,7 +262,7 @@ function readAddress() {
   const may = said.has("may") ? said.get("may").split(",") : MAY.map(([key]) => key).slice(0, -1);
   state.may = MAY.map(([key]) => key).filter(key => may.includes(key));
   state.w = choose("w", "way", ["", ...FIT.ways.map(way => way.label)], "");
-  $("notice").textContent = wrong.length ? `This link names what the page does not have: ${wrong.join(", ")}. Below is another run.` : "";
+  $("notice").textContent = wrong.length ? `This link names what the page does not have: ${wrong.join(", ")}. The page shows its defaults in their place.` : "";
   return wrong;
 }
 
@@ -316,23 +318,24 @@ function drawBar(found, gpu) {
   $("bar").innerHTML = `<svg viewBox="0 0 1000 54" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
     stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4"/></svg>`;
   $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(gpu.capacity)}: ${texts.join(", ")}`);
-  $("limit").textContent = `The line: ${bytesText(gpu.capacity)}, what ${gpu.name} leaves PyTorch`;
+  $("limit").textContent = `The line: ${bytesText(gpu.capacity)}, which PyTorch can use on ${gpu.name}`;
   $("parts").replaceChildren(...shown.map(([, , colour], i) =>
     make("span", "", {}, make("i", "", { style: `background:${colour}` }), texts[i])));
 }
 
 function showFacts(found) {
-  const batch = largestBatch(state, found.index), each = state.n > 1 ? " on each GPU" : "";
+  // What the computer lacks is said elsewhere.
+  const enough = { ...state, ram: MOST_RAM }, batch = largestBatch(enough, found.index), each = state.n > 1 ? " on each GPU" : "";
   const smallest = [...FIT.gpus].sort((x, y) => x.capacity - y.capacity)
-    .find(gpu => suits(gpu, found.way) && fits(judge({ ...state, g: gpu.key }, found.index)));
+    .find(gpu => suits(gpu, found.way) && fits(judge({ ...enough, g: gpu.key }, found.index)));
   const about = found.known ? "" : "about ", range = [found.least, found.most].map(bytesText);
-  const most = `this must fit; it may be ${bytesText(FIT.off * found.reserved)} more`;
+  const most = `this has to fit; usually at most ${bytesText(FIT.off * found.reserved)} more`;
   const facts = [
-    [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "this must fit" : most],
-    ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "in blocks that tensors use" : `between ${range.join(" and ")}`],
-    ["Lower limit", bytesText(found.floor), "what this step needs even in the best order"],
-    ["Computer's memory", hostText(found.host * state.n), found.host > 2 ** 24 ? "on top of Python and cached files" : ""],
-    ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
+    [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "this has to fit" : most],
+    ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "used by tensors" : `between ${range.join(" and ")}`],
+    ["Lower limit", bytesText(found.floor), "no allocator could need less"],
+    ["Computer's memory", hostText(found.host * state.n), "during a step; loading and saving the weights may take more"],
+    ["Largest batch this way", found.known ? batch : `about ${batch}`, `of ${plural(state.s, "token")}${each}`],
     ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch` : ""],
     ["1,000 tokens take", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. All ${state.n} GPUs together` : ""}`],
     [`Work of a step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} moved in the GPU`],
@@ -344,8 +347,8 @@ function showFacts(found) {
 }
 
 function spareText(found) {
-  if (found.hostShort) return `${bytesText(found.hostShort)} of the computer's memory missing`;
   const spare = bytesText(found.spare);
+  if (found.hostShort) return `computer ${bytesText(found.hostShort)} short`;
   return { fits: spare, near: `about ${spare}`, tight: `${spare} short, unless cached blocks are given back`, no: `${spare} short` }[found.verdict];
 }
 
@@ -362,9 +365,9 @@ function showWays(found, chosen) {
       cell("Needs", bytesText(each.reserved), "number"),
       cell("To spare", `${MARKS[each.verdict]} ${spareText(each)}`, each.verdict),
       cell("Computer's memory", hostText(each.host * state.n)),
-      cell("Largest batch", largestBatch(state, each.index)),
+      cell("Largest batch", largestBatch({ ...state, ram: MOST_RAM }, each.index)),
       cell("1,000 tokens", `≥ ${digits(each.perThousand)} s`, "number"),
-      cell("Changes", each.way.changes.join("; ") || "nothing"),
+      cell("Changes", each.way.changes.join("; ") || (each.way.recipe.precision === "fp32" ? "nothing" : "products are rounded")),
       cell("How do we know", known(each)));
   }));
   $("more").hidden = found.length <= SHOWN_WAYS;
@@ -374,21 +377,27 @@ function showWays(found, chosen) {
 /** Each rule beside the way that it is about, on one GPU. */
 function showRules() {
   const gpu = gpuOf(state), parameters = FIT.table.models[state.m][0];
-  const about = FIT.rules.map(rule => ({ ...rule, index: rule.ways.find(each => suits(gpu, FIT.ways[each])) }));
-  $("rules").replaceChildren(...about.filter(({ index }) => index !== undefined).map(({ name, perParameter, index }) => {
-    const found = judge({ ...state, n: 1 }, index);
-    const says = perParameter * parameters, off = found && says / found.reserved - 1;
-    return make("tr", "", {}, make("td", name), make("td", bytesText(says), { class: "number" }), make("td", FIT.ways[index].label),
-      make("td", found ? bytesText(found.reserved) : "beyond the table", { class: "number" }),
-      make("td", found ? `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "little" : "much"}` : "–", { class: "number" }));
+  const about = FIT.rules.flatMap(({ name, perParameter, ways }) => {
+    const index = ways.find(each => suits(gpu, FIT.ways[each]));
+    const found = index === undefined ? null : judge({ ...state, n: 1 }, index);
+    return found ? [[name, perParameter * parameters, found]] : [];
+  });
+  $("rules").replaceChildren(...about.map(([name, says, found]) => {
+    const off = says / found.reserved - 1, cell = (label, text) => make("td", text, { "data-label": label, class: "number" });
+    return make("tr", "", {}, make("td", name), cell("Says", bytesText(says)), make("td", found.way.label, { "data-label": "It is about" }),
+      cell("Which needs", bytesText(found.reserved)), cell("The rule is", `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "little" : "much"}`));
   }));
+  $("no-rules").hidden = about.length > 0;
 }
 
 /** The command for a way, and if the way was found, its script. */
 function showTaking(way, found) {
   const model = modelOf(state), ram = state.ram || found?.host > 2 ** 24 ? `--host-memory ${ramOf(state) / GIB}GiB ` : "";
+  const sharing = state.n > 1 && !way.options.includes("--ranks"); // not in the table
   const options = `--batch-size ${state.b} --seq-len ${state.s} ${ram}${way.options}`.trim();
-  $("command").textContent = `labkit estimate ${model.name} --gpu ${state.g} ${options}`;
+  $("command").textContent = sharing
+    ? `labkit advise ${model.name} --gpu ${state.g} --gpus ${state.n} --seq-len ${state.s}`
+    : `labkit estimate ${model.name} --gpu ${state.g} ${options}`;
   $("taking").hidden = model.images || !found;
   const text = way.script
     .replaceAll(FIT.placeholders.model, model.hub || model.name)
@@ -396,10 +405,12 @@ function showTaking(way, found) {
     .replaceAll(FIT.placeholders.targets, model.targets)
     .replaceAll(FIT.placeholders.batch, state.b)
     .replaceAll(FIT.placeholders.length, state.s);
+  const tight = found?.verdict === "tight";
   $("warning").hidden = !found || fits(found);
+  $("warning").textContent = tight ? "This way may run out of memory." : "This way does not fit: its script would run out of memory.";
   $("script").href = `data:text/x-python;charset=utf-8,${encodeURIComponent(text)}`;
   const torchrun = `torchrun --nproc-per-node ${state.n} train.py your.txt`;
-  $("launch").textContent = state.n > 1 ? torchrun : "python train.py your.txt";
+  $("launch").textContent = (tight ? "PYTORCH_ALLOC_CONF=expandable_segments:True " : "") + (state.n > 1 ? torchrun : "python train.py your.txt");
   $("tokens").textContent = (state.b * state.s * state.n).toLocaleString("en");
   const started = state.n > 1 ? `-- ${torchrun}` : "train.py your.txt";
   $("phantom").textContent = `labkit phantom --gpu ${state.g} ${started}`;
@@ -414,7 +425,7 @@ function nothing() {
   if (model.images && state.s < model.shortest) return ["No answer", `An image of ${state.m} is ${model.images} tokens, and each row has one: the table begins at ${text(model.shortest)} tokens in a sequence.`, { s: model.shortest }];
   if (total < least) return ["No answer", `The table begins at ${least} tokens in a step.`, { b: Math.ceil(least / state.s) }];
   if (total > most) return ["No answer", `${state.b} × ${text(state.s)} is beyond the table, which ends at ${text(most)} tokens in a step.`, { b: Math.floor(most / state.s) }];
-  if (!allowed(state).length) return ["No answer", "The table shares a model among GPUs that compute in BF16 only.", { n: 1 }];
+  if (!allowed(state).length) return ["No answer", "This table covers several GPUs only if they compute in BF16.", { n: 1 }];
   const limit = bytesText(gpuOf(state).bf16 ? FIT.most : FIT.mostFp16);
   return [`✘ ${state.m} does not fit on ${gpusText()}`, `Each way that you allow needs more than ${limit} on every GPU, where this table ends.`, null];
 }
@@ -426,7 +437,13 @@ function update(keepAddress = false) {
   const started = performance.now(), gpu = gpuOf(state), found = judged(state);
   if (!keepAddress) writeAddress();
   for (const box of $("may").querySelectorAll("input")) {
-    box.disabled = box.value === "four-bit" && (state.n > 1 || !state.may.includes("adapters")) || box.value === "optimizer" && state.n > 1;
+    const idle = {
+      "four-bit": state.n > 1 ? "one GPU only" : !state.may.includes("adapters") && "with adapters only",
+      optimizer: state.n > 1 && "one GPU only",
+      bf16: !gpu.bf16 && "needs a GPU with BF16",
+    }[box.value];
+    box.disabled = Boolean(idle);
+    box.nextSibling.textContent = MAY.find(([key]) => key === box.value)[1] + (idle ? `: ${idle}` : "");
   }
   const best = found[0], chosen = found.find(each => each.way.label === state.w) || best;
   for (const part of document.querySelectorAll(".answer")) part.hidden = !best;
@@ -437,7 +454,7 @@ function update(keepAddress = false) {
   const words = chosen && {
     fits: [`${state.m} fits on ${gpusText()}`, `${spare} to spare.`],
     near: [`${state.m} probably fits on ${gpusText()}`, `About ${spare} to spare. This batch lies between simulated ones, where PyTorch may reserve ${bytesText(FIT.off * chosen.reserved)} more: the command below computes it.`],
-    tight: [`${state.m} may fit on ${gpusText()}`, `PyTorch would have to give back cached blocks: it would like ${spare} more than there is. PYTORCH_ALLOC_CONF=expandable_segments:True helps.`],
+    tight: [`${fitting ? "This way" : state.m} may fit on ${gpusText()}`, `PyTorch would reserve ${spare} more than there is. What its tensors use does fit, so it may succeed after giving back cached blocks.`],
     no: [`${fitting ? "This way" : state.m} does not fit on ${gpusText()}`, chosen.hostShort
       ? `The GPU has room, but ${bytesText(chosen.host * state.n)} of the computer's memory are needed, ${bytesText(chosen.hostShort)} more than there is.`
       : `${spare} too little.`],
@@ -445,22 +462,25 @@ function update(keepAddress = false) {
   if (chosen?.verdict === "no" && chosen.hostShort && chosen.spare < 0) words[1] = `${spare} too little.`;
   $("verdict").textContent = words ? `${MARKS[verdict]} ${words[0]}` : missing[0];
   $("verdict").className = verdict;
-  const role = chosen !== best ? "" : { fits: "The way with the fewest changes and the least work: ", near: "", tight: "", no: "The nearest to fitting: " }[verdict];
+  const role = chosen !== best ? "" : { fits: "Fewest changes, then fastest: ", near: "", tight: "", no: "The nearest to fitting: " }[verdict];
   $("why").textContent = words ? `${role}${chosen.way.label}. ${words[1]}` : missing[1];
-  $("brief").textContent = words ? `${MARKS[verdict]} ${spareText(chosen)}${verdict === "fits" ? " to spare" : ""}` : missing[0];
+  $("brief").textContent = words ? `${MARKS[verdict]} ${verdict === "fits" ? `fits, ${spareText(chosen)} to spare` : spareText(chosen)}` : missing[0];
   $("brief").className = verdict;
   const offers = fitting ? [] : remedies(state);
-  const back = missing?.[2] && Object.entries(missing[2]).map(([key, value]) => `${{ s: "sequence length", b: "batch size", n: "number of GPUs" }[key]} ${value.toLocaleString("en")}`).join(", ");
-  if (back) offers.unshift([`Take ${back}`, missing[2]]);
-  if (chosen !== best && !fits(chosen) && fitting) offers.push([`Show the best of ${plural(fitting, "way")} that fit${fitting === 1 ? "s" : ""}`, { w: "" }]);
+  const back = missing?.[2], names = { s: "sequence length", b: "batch size", n: "number of GPUs" };
+  if (back && !offers.some(([, , change]) => Object.keys(back).some(key => key in change))) {
+    const [key, value] = Object.entries(back)[0];
+    offers.unshift([`Use ${names[key]} ${value.toLocaleString("en")}`, "", back]);
+  }
+  if (chosen !== best && !fits(chosen) && fitting) offers.push(["Show the best", `of ${plural(fitting, "way")} that fit${fitting === 1 ? "s" : ""}`, { w: "" }]);
   $("offers").hidden = !offers.length;
   $("offers").firstElementChild.textContent = fitting || back ? "" : "What would fit:";
-  $("offers").lastElementChild.replaceChildren(...offers.map(([text, change]) => make("li", "", {}, changing(text, change))));
+  $("offers").lastElementChild.replaceChildren(...offers.map(offer => make("li", "", {}, changing(...offer))));
   showRules();
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {
     $("ways-text").textContent = fitting
-      ? `${fitting} of ${found.length} fit. Those with the fewest changes come first, and among them those with the least work.`
+      ? `${fitting} of ${found.length} ways fit. Fewest changes first, then fastest.`
       : "None fits. The nearest to fitting comes first.";
     drawBar(chosen, gpu);
     showFacts(chosen);
@@ -471,7 +491,7 @@ function update(keepAddress = false) {
 
 function start() {
   if (typeof FIT === "undefined" || FIT.table?.schema !== 1) {
-    $("broken").textContent = "The page's data (fit-data.js) is missing or damaged: take the page and its folder anew.";
+    $("broken").textContent = "The page's data (fit-data.js) is missing or damaged: download the page with its folder again.";
     $("broken").hidden = false;
     return;
   }

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from labkit.experiment import name_of
 from labkit.fake.process_group import fake_ranks
 from labkit.fake.repeated_layers import DEEPER, SHALLOW, SHARDED_DEPTHS, extended_log
+from labkit.fake.repeated_steps import continued
 from labkit.hardware import catalogue, this_machine
 from labkit.hardware.catalogue import DEFAULT_GPU, Gpu
 from labkit.models.config import find_config
@@ -290,15 +291,23 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         step_work = found.log.step_work + one_batch * (recipe.accumulate - ACCUMULATED)
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
-    experiment = training(config, recipe)
-    # Some gradients are summed in the first layer alone, which then shows from the third layer on.
-    depths, ranks, steps = [(SHALLOW, DEEPER), SHARDED_DEPTHS], nullcontext(), 2
+    found = _two_steps(config, recipe, gpu, exact)
     if recipe.ranks > 1:
         # Streams' blocks may only find their places in the second step, and grow in the third.
-        depths, ranks, steps = [SHARDED_DEPTHS], fake_ranks(recipe.ranks, 0, as_cuda=True), 3
+        trace = continued({1: found.log.trace}, (1, 1, 1))
+        found = found._replace(log=replace(found.log, trace=trace))
+    return found
+
+
+def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> RecipeLog:
+    experiment = training(config, recipe)
+    # Some gradients are summed in the first layer alone, which then shows from the third layer on.
+    depths, ranks = [(SHALLOW, DEEPER), SHARDED_DEPTHS], nullcontext()
+    if recipe.ranks > 1:
+        depths, ranks = [SHARDED_DEPTHS], fake_ranks(recipe.ranks, 0, as_cuda=True)
 
     def log_with_layers(count: int) -> Log:
-        return simulated_log(experiment, gpu=gpu, steps=steps, layers=count)
+        return simulated_log(experiment, gpu=gpu, layers=count)
 
     layers = config.get_text_config().num_hidden_layers
     with ranks:
@@ -308,7 +317,7 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
             if extended is not None:
                 log = replace(extended.log, parameters={})
                 return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)
-        log = simulated_log(experiment, gpu=gpu, steps=steps)
+        log = simulated_log(experiment, gpu=gpu)
     return RecipeLog(log, one_layer_bytes(log.trace), exact=True)
 
 

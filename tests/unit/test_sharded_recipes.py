@@ -8,11 +8,16 @@ from transformers import LlamaConfig
 
 import labkit as lab
 from benchmarks.setups import TINY
+from labkit.allocator.replay import replay
+from labkit.allocator.workspaces import with_workspaces
+from labkit.fake.process_group import fake_ranks
 from labkit.hardware.catalogue import GPUS
 from labkit.plan import candidates
 from labkit.plan.estimate import recipe_log
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
+from labkit.plan.training import training
+from labkit.simulation import simulated_log
 from labkit.values import InputError
 
 pytestmark = pytest.mark.slow
@@ -42,6 +47,18 @@ def test_extended_and_whole_trace_agree(settings):
     for device in ("cpu:0", "cpu"):
         made, traced = (log.trace.peak(device) for log in (found.log, whole.log))
         assert made.by_category == traced.by_category
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_third_step_is_the_second_again(settings):
+    recipe = Recipe(batch_size=2, seq_len=32, ranks=8, **settings)
+    with fake_ranks(8, 0, as_cuda=True):
+        traced = simulated_log(training(CONFIG, recipe), gpu=H100, steps=3).trace
+    repeated = recipe_log(CONFIG, recipe, H100, exact=True).log.trace
+    assert [tuple(e)[1:] for e in repeated.events] == [tuple(e)[1:] for e in traced.events]
+    replayed = [replay(with_workspaces(trace, H100)) for trace in (repeated, traced)]
+    assert replayed[0].step_peaks_bytes() == replayed[1].step_peaks_bytes()
+    assert replayed[0].peak_reserved_bytes == replayed[1].peak_reserved_bytes
 
 
 @pytest.mark.parametrize(

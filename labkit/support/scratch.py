@@ -1,4 +1,4 @@
-"""Temporary folders, and the files in a folder."""
+"""Temporary folders."""
 
 import os
 import tempfile
@@ -23,9 +23,3 @@ class TemporaryFolder(tempfile.TemporaryDirectory):
 
     def __enter__(self) -> Path:
         return self.path
-
-
-def list_files(folder: str | os.PathLike) -> dict[str, int]:
-    """Return the bytes of every file under ``folder``, by its path from there."""
-    found = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.stat().st_size for path in found}

@@ -291,15 +291,18 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         step_work = found.log.step_work + one_batch * (recipe.accumulate - ACCUMULATED)
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
-    found = _two_steps(config, recipe, gpu, exact)
+    log, deeper = _two_steps(config, recipe, gpu, exact)
+    exact = deeper is None
+    layer_trace = log.trace if exact else deeper
     if recipe.ranks > 1:
         # Streams' blocks may only find their places in the second step, and grow in the third.
-        trace = continued({1: found.log.trace}, (1, 1, 1))
-        found = found._replace(log=replace(found.log, trace=trace))
-    return found
+        log = replace(log, trace=continued({1: log.trace}, (1, 1, 1)))
+        layer_trace = continued({1: layer_trace}, (1, 1, 1))
+    return RecipeLog(log, one_layer_bytes(layer_trace), exact)
 
 
-def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> RecipeLog:
+def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log, Trace | None]:
+    """Return the log of two steps, and the trace that it was extended from, if it was."""
     experiment = training(config, recipe)
     # Some gradients are summed in the first layer alone, which then shows from the third layer on.
     depths, ranks = [(SHALLOW, DEEPER), SHARDED_DEPTHS], nullcontext()
@@ -315,10 +318,8 @@ def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> RecipeLog:
         for two in depths if repeated else ():
             extended = extended_log(log_with_layers, layers, depths=two, check=False)
             if extended is not None:
-                log = replace(extended.log, parameters={})
-                return RecipeLog(log, one_layer_bytes(extended.deeper.trace), exact=False)
-        log = simulated_log(experiment, gpu=gpu)
-    return RecipeLog(log, one_layer_bytes(log.trace), exact=True)
+                return replace(extended.log, parameters={}), extended.deeper.trace
+        return simulated_log(experiment, gpu=gpu), None
 
 
 # --- the floor ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from labkit.allocator.workspaces import with_workspaces
 from labkit.fake.process_group import fake_ranks
 from labkit.hardware.catalogue import GPUS
 from labkit.plan import candidates
-from labkit.plan.estimate import recipe_log
+from labkit.plan.estimate import one_layer_bytes, recipe_log
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
 from labkit.plan.training import training
@@ -54,7 +54,9 @@ def test_third_step_is_the_second_again(settings):
     recipe = Recipe(batch_size=2, seq_len=32, ranks=8, **settings)
     with fake_ranks(8, 0, as_cuda=True):
         traced = simulated_log(training(CONFIG, recipe), gpu=H100, steps=3).trace
-    repeated = recipe_log(CONFIG, recipe, H100, exact=True).log.trace
+    found = recipe_log(CONFIG, recipe, H100, exact=True)
+    repeated = found.log.trace
+    assert found.layer_bytes == one_layer_bytes(traced)
     assert [tuple(e)[1:] for e in repeated.events] == [tuple(e)[1:] for e in traced.events]
     replayed = [replay(with_workspaces(trace, H100)) for trace in (repeated, traced)]
     assert replayed[0].step_peaks_bytes() == replayed[1].step_peaks_bytes()

@@ -47,6 +47,8 @@ FLOP_FORMULAS = {
     _aten._grouped_mm: lambda a, b, *_, **__: 2 * a.numel() * b.shape[-1],
     _aten._scaled_dot_product_flash_attention: _attention_flops,
     _aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,
+    _aten._scaled_dot_product_cudnn_attention: _attention_flops,
+    _aten._scaled_dot_product_cudnn_attention_backward: _attention_backward_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }

@@ -233,6 +233,12 @@ def test_attention_flops_come_from_shapes():
     assert FLOP_FORMULAS[kernel](x, x, x, out_val=x) == 2 * product
     if kernel in flop_registry:
         assert flop_registry[kernel](x, x, x, out_val=x) == 2 * product
+    shared = torch.ones(2, 2, 16, 8)  # two heads of keys for four: PyTorch counts them since 2.12
+    for kernel in ("flash", "cudnn"):
+        forward = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
+        backward = getattr(aten, f"_scaled_dot_product_{kernel}_attention_backward")
+        assert FLOP_FORMULAS[forward](x, shared, shared, out_val=x) == 2 * product
+        assert FLOP_FORMULAS[backward](x, x, shared, shared, out_val=x) == 5 * product
 
 
 # --- CUDA: hardware.cuda --------------------------------------------------------------------------

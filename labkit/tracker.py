@@ -48,6 +48,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from labkit.gradient_sums import as_without_mode
 from labkit.out_of_memory import SimulatedOutOfMemory, is_out_of_memory
 from labkit.trace import Category, Event, Phase, Storage, Trace, Work
 from labkit.work import (
@@ -360,6 +361,7 @@ class Tracker(TorchDispatchMode):
         elif self.phase is Phase.BACKWARD:
             self.phase = Phase.OTHER
         kwargs = kwargs or {}
+        func = as_without_mode(func, args)
         self.operator = func.__name__.partition(".")[0]
         try:
             out = func(*args, **kwargs)

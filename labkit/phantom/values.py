@@ -28,6 +28,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from labkit.gradient_sums import as_without_mode
+
 MOST_ELEMENTS = 1 << 20
 MOST_FLOATS = 16
 #: An operation on more unknown values than this is not done on zeros: its result is taken as zeros.
@@ -99,6 +101,7 @@ class KnownValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        func = as_without_mode(func, args)
         out = self._run(func, args, kwargs)
         self.on_operator(func, args, kwargs, out)
         return out

@@ -1,0 +1,67 @@
+"""Sums of gradients: in place under a `TorchDispatchMode`, too.
+
+Where a tensor goes into several operations, autograd adds up the gradients that come back. It does
+so in place if nothing else holds the first of them (PyTorch, ``torch/csrc/autograd/
+input_buffer.cpp``: ``can_accumulate_inplace``), but never while a mode is active: then each sum is
+a new tensor. What watches memory through a mode would see a block too many at each sum, which the
+program does not take when it runs by itself.
+
+Limits: a sum of two tensors that only C++ code holds, inside the backward of one operation, cannot
+be told from autograd's own; PyTorch has none in what transformers train.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+_aten = torch.ops.aten
+_SUM, _IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
+
+
+def as_without_mode(func: Any, args: tuple) -> Any:
+    """Return the operator that runs where no mode is active: ``add_`` in place of ``add`` where
+    autograd alone holds the first gradient of a sum, else ``func``.
+
+    To be called first in ``__torch_dispatch__``, before anything else holds one of ``args``.
+    """
+    if func is not _SUM or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return func
+    if len(args) > 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
+        return func
+    if _holders(args) != _AUTOGRAD_ALONE or not _aten.is_non_overlapping_and_dense(args[0]):
+        return func
+    return _IN_PLACE
+
+
+def _holders(args: tuple) -> tuple[int, int, int]:
+    """Return how many hold the first argument in C++, how many in Python, and how many its memory,
+    this call included."""
+    first = args[0]
+    memory = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
+    return first._use_count(), sys.getrefcount(first), memory
+
+
+class _Sums(TorchDispatchMode):
+    """Note the holders of each sum."""
+
+    found: tuple[int, int, int]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is _SUM:
+            self.found = _holders(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _autograd_alone() -> tuple[int, int, int]:
+    """Return the `_holders` of a gradient that only autograd holds, as this PyTorch counts them."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        product = torch.ones(2, requires_grad=True) * 2
+        loss = (product.sin() + product.cos()).sum()
+        with _Sums() as sums:
+            loss.backward()
+    return sums.found
+
+
+_AUTOGRAD_ALONE = _autograd_alone()

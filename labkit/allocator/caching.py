@@ -9,8 +9,7 @@ they are followed), ``c10/core/AllocatorConfig.h`` for the sizes.
 
 Limits: no private pools of CUDA graphs. Work on another stream counts as done by the next request,
 while on a GPU a block that `CachingAllocator.record_stream` has marked waits as long as that takes.
-Addresses grow and are never used again, while a driver may hand out old ones, which can turn a tie
-between blocks of one size.
+Where segments lie is `labkit.allocator.addresses`' model of a driver; other drivers may differ.
 """
 
 from bisect import bisect_left, insort
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from labkit.allocator.addresses import DriverAddresses
 from labkit.values import MIB, InputError, positive_int
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to a multiple
@@ -27,7 +27,7 @@ LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size: the large pool's, for medi
 MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a request has a segment of its own size
 ROUND_LARGE_BYTES = 2 * MIB  # kRoundLarge: ... rounded up to this
 EXABYTE = 1 << 60  # a request must be smaller: NativeCachingAllocator::allocate
-FIRST_ADDRESS = 1 << 40
+FIRST_ADDRESS = 1 << 40  # of expandable segments
 
 
 class _Block:
@@ -156,7 +156,8 @@ class CachingAllocator:
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._live: dict[int, _Block | None] = {}
         self._pending: list[_Block] = []
-        self._handles, self._next_address, self._searches = 0, FIRST_ADDRESS, 0
+        self._handles, self._searches = 0, 0
+        self._addresses, self._next_span = DriverAddresses(), FIRST_ADDRESS
 
     # --- what callers use -----------------------------------------------------------------
 
@@ -329,14 +330,14 @@ class CachingAllocator:
             return self._expanded(pool, size)
         if not self._reserve(segment_bytes):
             return None
-        block = _Block(pool, self._next_address, segment_bytes, self._next_address)
-        self._next_address += segment_bytes
-        return block
+        address = self._addresses.take(segment_bytes)
+        return _Block(pool, address, segment_bytes, address)
 
     def _release(self, block: _Block) -> None:
         """Return a segment that is one free block to the device (``release_block``)."""
         block.pool.remove(block)
         self.reserved_bytes -= block.size
+        self._addresses.give_back(block.address, block.size)
 
     def _released_oversize(self, pool: _Pool, size: int) -> bool:
         """Release blocks too large to split, the smallest that is large enough or several from the
@@ -425,9 +426,9 @@ class CachingAllocator:
         device_bytes = self._device_bytes or self.budget_bytes or 2 * EXABYTE
         span = device_bytes * 9 // 8
         span = -(-span // pool.page_bytes) * pool.page_bytes
-        block = _Block(pool, self._next_address, span, self._next_address)
+        block = _Block(pool, self._next_span, span, self._next_span)
         block.mapped = False
-        self._next_address += span
+        self._next_span += span
         pool.add(block)
         return block
 

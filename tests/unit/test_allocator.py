@@ -314,14 +314,44 @@ def test_invariants_of_random_logs_with_pages_and_a_budget():
     assert failures > 100
 
 
+class NaiveDriver:
+    """Pages of 2 MiB that count down from 0, each of a chunk of 16 or a multiple, used or not."""
+
+    def __init__(self):
+        self.pages, self.chunks = {}, 0
+
+    def take(self, nbytes):
+        count = nbytes // (2 * MIB)
+        for first in sorted(self.pages):
+            wanted = [self.pages.get(first + n) for n in range(count)]
+            if all(page == (self.pages[first][0], False) for page in wanted):
+                break
+        else:
+            span = -(-count // 16) * 16
+            first = -span
+            while any(first + n in self.pages for n in range(span)):
+                first -= 1
+            self.chunks += 1
+            self.pages |= {first + n: (self.chunks, False) for n in range(span)}
+        self.pages |= {first + n: (self.pages[first][0], True) for n in range(count)}
+        return first
+
+    def give_back(self, first, nbytes):
+        chunk = self.pages[first][0]
+        self.pages |= {first + n: (chunk, False) for n in range(nbytes // (2 * MIB))}
+        if (chunk, True) not in self.pages.values():
+            self.pages = {page: of for page, of in self.pages.items() if of[0] != chunk}
+
+
 class NaiveSegments:
     """Ordinary segments as lists of ``[bytes, in use]``, searched from end to end."""
 
     def __init__(self, budget_bytes=None):
         self.budget_bytes, self.segments = budget_bytes or 1 << 60, []
+        self.driver = NaiveDriver()
 
     def reserved(self):
-        return sum(size for _, blocks in self.segments for size, _ in blocks)
+        return sum(size for _, _, blocks in self.segments for size, _ in blocks)
 
     def allocate(self, nbytes, name):
         size = max(1, (nbytes + 511) // 512) * 512
@@ -329,7 +359,7 @@ class NaiveSegments:
         for attempt in range(3):
             fits = [
                 (block[0], where, at)
-                for where, (pool, blocks) in enumerate(self.segments)
+                for where, (_, pool, blocks) in enumerate(self.segments)
                 for at, block in enumerate(blocks)
                 if pool == small and block[1] is None and block[0] >= size
             ]
@@ -338,13 +368,14 @@ class NaiveSegments:
             span = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // MIB) * MIB
             span += span % (2 * MIB)
             if self.reserved() + span <= self.budget_bytes:
-                self.segments.append((small, [[span, None]]))
+                self.segments.append((self.driver.take(span), small, [[span, None]]))
+                self.segments.sort(key=lambda segment: segment[0])
             elif attempt:
                 return False
             else:
                 self.empty_cache()
         _, where, at = min(fits)
-        blocks = self.segments[where][1]
+        blocks = self.segments[where][2]
         rest = blocks[at][0] - size
         if rest > (511 if small else MIB):
             blocks[at : at + 1] = [[size, name], [rest, None]]
@@ -353,7 +384,7 @@ class NaiveSegments:
         return True
 
     def free(self, name):
-        for _, blocks in self.segments:
+        for _, _, blocks in self.segments:
             for block in blocks:
                 if block[1] == name:
                     block[1] = None
@@ -365,10 +396,14 @@ class NaiveSegments:
                     at += 1
 
     def empty_cache(self):
-        self.segments = [s for s in self.segments if any(name for _, name in s[1])]
+        for segment in list(self.segments):
+            first, _, blocks = segment
+            if not any(name for _, name in blocks):
+                self.driver.give_back(first, sum(size for size, _ in blocks))
+                self.segments.remove(segment)
 
     def picture(self):
-        return [[(size, name or "") for size, name in blocks] for _, blocks in self.segments]
+        return [[(size, name or "") for size, name in blocks] for _, _, blocks in self.segments]
 
 
 class NaivePages:
@@ -717,13 +752,13 @@ def test_blocks_too_large_to_split_serve_requests_of_about_their_size():
     (large,) = fill(allocator, 100)
     allocator.free(large)
     fill(allocator, 30)
-    assert in_mib(allocator) == [[-100], [30]]
+    assert in_mib(allocator) == [[30], [-100]]  # addresses go down
     fill(allocator, 85)  # within 20 MiB
-    assert in_mib(allocator) == [[100], [30]]
+    assert in_mib(allocator) == [[30], [100]]
     for another in fill(allocator, 60, 55):
         allocator.free(another)
     fill(allocator, 80)  # the device is full: both are released for it, and nothing else
-    assert in_mib(allocator) == [[100], [30], [80]]
+    assert in_mib(allocator) == [[80], [30], [100]]
     assert allocator.flushes == 0
 
 

@@ -114,14 +114,92 @@ bool has_room(int device, size_t bytes) {
   return used_bytes[device] + bytes + gpu().context_bytes <= gpu().total_bytes;
 }
 
-// Address space without memory behind it. Addresses only grow, as the driver's mostly do: of two free
-// blocks of one size PyTorch's allocator takes that with the lower address.
-void* reserve(size_t bytes) {
-  static uintptr_t next = uintptr_t(1) << 45;
+// Where the driver puts memory: labkit/allocator/addresses.py says how, and how that is known. Each
+// map is start -> end.
+constexpr size_t kChunkBytes = size_t(32) << 20;
+constexpr uintptr_t kLowest = uintptr_t(1) << 40, kTop = uintptr_t(1) << 45;
+using Free = std::map<uintptr_t, uintptr_t>;
+
+struct Chunk {
+  uintptr_t end;
+  size_t used_bytes;
+};
+
+Free space = {{kLowest, kTop}};             // outside chunks
+Free left[kMostGpus];                       // inside the chunks of a device
+std::map<uintptr_t, Chunk> chunks;          // of all devices, by their start
+
+// Take `bytes` of a free range, from its start or its end; return where they begin.
+uintptr_t take(Free& free, Free::iterator range, size_t bytes, bool from_end) {
+  auto [start, end] = *range;
+  free.erase(range);
+  if (end - start > bytes) {
+    if (from_end)
+      free[start] = end - bytes;
+    else
+      free[start + bytes] = end;
+  }
+  return from_end ? end - bytes : start;
+}
+
+// Add a range, joined with those beside it that lie from `lowest` to `highest`.
+void give_back(Free& free, uintptr_t start, uintptr_t end, uintptr_t lowest, uintptr_t highest) {
+  auto after = free.find(end);
+  if (after != free.end() && end < highest) {
+    end = after->second;
+    free.erase(after);
+  }
+  auto before = free.lower_bound(start);
+  if (before != free.begin() && start > lowest && (--before)->second == start)
+    before->second = end;
+  else
+    free[start] = end;
+}
+
+uintptr_t device_address(int device, size_t bytes) {
+  for (auto range = left[device].begin(); range != left[device].end(); range++)
+    if (range->second - range->first >= bytes) {
+      uintptr_t start = take(left[device], range, bytes, false);
+      std::prev(chunks.upper_bound(start))->second.used_bytes += bytes;
+      return start;
+    }
+  size_t chunk_bytes = (bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
+  auto range = space.end();
+  do {
+    if (range == space.begin()) return 0;
+    range--;
+  } while (range->second - range->first < chunk_bytes);
+  uintptr_t start = take(space, range, chunk_bytes, true), end = start + chunk_bytes;
+  chunks[start] = {end, bytes};
+  if (start + bytes < end) left[device][start + bytes] = end;
+  return start;
+}
+
+void free_address(int device, uintptr_t address, size_t bytes) {
+  auto chunk = std::prev(chunks.upper_bound(address));
+  auto [start, end] = std::pair(chunk->first, chunk->second.end);
+  chunk->second.used_bytes -= bytes;
+  if (chunk->second.used_bytes) {
+    give_back(left[device], address, address + bytes, start, end);
+    return;
+  }
+  left[device].erase(left[device].lower_bound(start), left[device].lower_bound(end));
+  chunks.erase(chunk);
+  give_back(space, start, end, kLowest, kTop);
+}
+
+// Address space without memory behind it, at one place.
+void* map_nothing(uintptr_t address, size_t bytes) {
   int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-  void* mapped = mmap(reinterpret_cast<void*>(next), bytes, PROT_NONE, flags, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  next += whole_pages(bytes);
+  void* mapped = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, flags, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
+
+// What programs reserve themselves (cuMemAddressReserve) lies above, and is not used again.
+void* reserve(size_t bytes) {
+  static uintptr_t next = kTop;
+  void* mapped = map_nothing(next, bytes);
+  if (mapped) next += whole_pages(bytes);
   return mapped;
 }
 
@@ -198,7 +276,10 @@ API void phantom_memory(int device, unsigned long long* total, unsigned long lon
 API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   Locked locked(memory_lock);
   size_t rounded = whole_pages(bytes);
-  *pointer = has_room(current_device, rounded) ? reserve(rounded) : nullptr;
+  *pointer = nullptr;
+  if (!has_room(current_device, rounded)) return fail(cudaErrorMemoryAllocation);
+  uintptr_t address = device_address(current_device, rounded);
+  if (address) *pointer = map_nothing(address, rounded);
   if (!*pointer) return fail(cudaErrorMemoryAllocation);
   ranges[reinterpret_cast<uintptr_t>(*pointer)] = {rounded, current_device};
   used_bytes[current_device] += rounded;
@@ -210,8 +291,10 @@ API cudaError_t cudaFree(void* pointer) {
   Locked locked(memory_lock);
   auto found = ranges.find(reinterpret_cast<uintptr_t>(pointer));
   if (found == ranges.end()) return fail(cudaErrorInvalidValue);
-  munmap(pointer, found->second.bytes);
-  used_bytes[found->second.device] -= found->second.bytes;
+  auto [bytes, device] = found->second;
+  munmap(pointer, bytes);
+  free_address(device, found->first, bytes);
+  used_bytes[device] -= bytes;
   ranges.erase(found);
   return cudaSuccess;
 }

@@ -28,7 +28,8 @@ def run(
         experiment: generator function ``experiment(device, ...)`` yielding the loss per step.
         gpu: the GPU to simulate where nothing can be measured; by default the pretended GPU,
             else a T4. Ignored (but checked) where there is a real one.
-        steps: training steps; by default what `measure` or `simulate` takes.
+        steps: training steps; by default what `measure` or `simulate` takes. A GPU that is there
+            takes two more than are tracked, at least: those that are tracked are not timed.
         ranks: as one of this many processes with a GPU each: launched where there are as many
             GPUs, else simulated. The run is that of the rank with the highest peak.
         alike: as for `simulate`; nothing is left out where it is measured.
@@ -44,10 +45,13 @@ def run(
     elif this_machine.pretended() is None and this_machine.current_budget_bytes() is None:
         gpu = catalogue.gpu(DEFAULT_GPU)
     # What is not used is not imported: the first run of most lessons is a simulation.
-    if this_machine.machine().can_measure:
+    here = this_machine.machine()
+    if here.can_measure:
         if ranks is None:
-            from labkit.measurement import measure
+            from labkit.measurement import TRACKED_STEPS, measure
 
+            if steps is not None and not here.phantom:
+                parameters["steps"] = max(steps, TRACKED_STEPS + 2)
             return measure(experiment, **parameters)
         from labkit.distributed.launch import gpu_for_each, launch
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from labkit.values import GIB, MIB, InputError, one_of
 
 #: What a CUDA context takes outside PyTorch's allocator. An assumption: 0.3 to 0.9 GiB are
-#: seen, depending on driver, GPU and the kernels loaded.
+#: seen, depending on driver, GPU and the kernels loaded. On an H200 it was 527 MiB at first and
+#: 685 MiB after a matrix product (docs/LOG.md, 2026-11-26).
 CUDA_CONTEXT_BYTES = 512 * MIB
 #: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
 #: 128b/130b coding, https://pcisig.com/specifications.

@@ -85,7 +85,7 @@ def test_figures_are_sane_and_sourced(gpu):
     assert 200 <= gpu.bandwidth_gb_per_s <= 10_000
     assert gpu.memory_type.startswith(("GDDR", "HBM", "LPDDR"))
     assert ", https://" in gpu.source
-    assert gpu.capacity_source.startswith(("https://", "derived: "))
+    assert gpu.capacity_source.startswith(("https://", "derived: ", "measured: "))
     assert gpu.note
     if gpu.unified:
         assert gpu.context_bytes == 0

@@ -1,5 +1,6 @@
 """measure(), simulate() and run(): three modes, one record; and what errors leave."""
 
+import dataclasses
 import gc
 import re
 import sys
@@ -443,7 +444,12 @@ def test_run_measures_where_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr(measurement, "measure", lambda *a, **k: calls.append((a, k)))
     lab.run(mlp, gpu="t4", steps=3, batch_size=2)
     lab.run(mlp)
-    assert calls == [((mlp,), {"steps": 3, "batch_size": 2}), ((mlp,), {})]
+    # Two more than are tracked, to be timed.
+    assert calls == [((mlp,), {"steps": 4, "batch_size": 2}), ((mlp,), {})]
+    phantom = dataclasses.replace(machine("cuda"), phantom=True)  # which times none
+    monkeypatch.setattr(this_machine, "machine", lambda: phantom)
+    lab.run(mlp, steps=3)
+    assert calls[2:] == [((mlp,), {"steps": 3})]
     with pytest.raises(InputError, match="'t5'"):
         lab.run(mlp, gpu="t5")
 

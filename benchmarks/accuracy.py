@@ -4,7 +4,7 @@
     python benchmarks/accuracy.py --gpu --out results  # on a CUDA machine: real sizes
     python -m labkit.phantom t4 benchmarks/accuracy.py --gpu  # the same on a GPU that is not there
     python -m labkit.phantom a100-80gb benchmarks/accuracy.py --fits --out results
-    python benchmarks/accuracy.py --recorded           # what phantom GPUs recorded, in short
+    python benchmarks/accuracy.py --recorded           # what GPUs and phantoms recorded, in short
     python benchmarks/accuracy.py --only LoRA          # what has the text in its name
     python benchmarks/accuracy.py --markdown           # the table as README shows it
 
@@ -28,9 +28,10 @@ import math
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -257,33 +258,44 @@ def _per_cent(value: float | None, sign: str = "+") -> str:
 
 
 def recorded_table(folder: Path = RESULTS) -> str:
-    """What the phantom GPUs recorded: a row each, with the size of the errors."""
+    """What GPUs and phantoms recorded: a row each, with the size of the errors."""
     labels = ("median", "95th percentile", "maximum")
     lines = [
         PHANTOM_MARKERS[0],
         _cells(
-            ["phantom GPU", "recipes that fit", *(f"allocated, {label}" for label in labels)]
+            ["GPU", "recipes that fit", *(f"allocated, {label}" for label in labels)]
             + [f"reserved, {label}" for label in labels]
         ),
         _cells(["---"] + ["---:"] * 7),
     ]
-    versions = set()
-    for table in recorded(folder / "phantom").values():
+    versions = {}
+    for table in sorted(recorded(folder).values(), key=lambda table: _is_phantom(table.machine)):
         fitting = [row for row in table.rows if row.truth_bytes is not None]
         sizes = summary(fitting)
-        cells = [table.machine["name"], f"{len(fitting)} of {len(table.rows)}"]
+        cells = [_gpu_name(table.machine), f"{len(fitting)} of {len(table.rows)}"]
         cells += [_per_cent(sizes[label]["simulated"], sign="") for label in labels]
         cells += [_per_cent(sizes[label]["reserved"], sign="") for label in labels]
         lines.append(_cells(cells))
         of = table.machine["versions"]
-        versions.add(f"torch {of['torch']}, transformers {of['transformers']}, {table.date[:10]}")
-    return "\n".join([*lines, "", f"{'; '.join(sorted(versions))}.", PHANTOM_MARKERS[1]])
+        text = f"torch {of['torch']}, transformers {of['transformers']}, {table.date[:10]}"
+        versions.setdefault(text, []).append(_gpu_name(table.machine))
+    made = [f"{', '.join(names)}: {text}." for text, names in versions.items()]
+    return "\n".join([*lines, "", *made, PHANTOM_MARKERS[1]])
+
+
+def _is_phantom(machine: Mapping[str, Any]) -> bool:
+    return machine.get("phantom", False)
+
+
+def _gpu_name(machine: Mapping[str, Any]) -> str:
+    return f"phantom {machine['name']}" if _is_phantom(machine) else f"**{machine['name']}**"
 
 
 def headlines_table(folder: Path = RESULTS) -> str:
-    """What the phantom GPUs recorded of the benchmarks: a row for each recipe, a column each."""
-    gpus = benchmarks.recorded(folder / "phantom")
-    names = [found[0].machine["name"] for found in gpus.values()]
+    """What GPUs and phantoms recorded of the benchmarks: a row for each recipe, a column each."""
+    gpus = benchmarks.recorded(folder)
+    gpus = dict(sorted(gpus.items(), key=lambda found: _is_phantom(found[1][0].machine)))
+    names = [_gpu_name(found[0].machine) for found in gpus.values()]
     lines = [
         HEADLINE_MARKERS[0],
         _cells(["job", *names]),

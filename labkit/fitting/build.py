@@ -15,7 +15,7 @@ import gc
 import gzip
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -64,6 +64,8 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 ALIKE = 0.01
 RANKS = (2, 4, 8)
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+#: The day of the last change to labkit that moves a byte of the table; to be set with each.
+RULES = "2026-11-26"
 WORK_FOLDER = Path("build", "fits")
 _PHASE_NAMES = {
     Phase.SETUP: "setup",
@@ -237,7 +239,8 @@ def rebuild(
 
     Args:
         path: the table. The models of one that is there are kept, if the same packages computed
-            the same ways: remove it, and ``work``, to compute everything again.
+            the same ways: remove it, and ``work``, to compute everything again. Those that older
+            rules of labkit gave are kept until they are computed again, too.
         models: names of the table of models, in the order wanted; empty: all that are not toys.
         work: a folder with one file per model and the points that are done.
         processes: how many models are computed at the same time.
@@ -251,10 +254,13 @@ def rebuild(
         raise InputError(f"the table is packed: write it to {path}.gz")
     names = [one_of(name, MODELS, "model") for name in models] or [*TRAINED]
     table = read_file(path, FitTable.from_dict, "a table of fits") if path.exists() else None
-    if table and (table.versions != _versions() or table.recipes != tuple(ways())):
+    if table and not _same_packages_and_ways(table):
         table = None
     done = {name: model for name, model in table.models.items() if name in MODELS} if table else {}
-    missing = [name for name in names if name not in done]
+    outdated = set(done)
+    if table and table.versions == _versions():
+        outdated &= set(table.outdated)
+    missing = [name for name in names if name not in done or name in outdated]
     report(f"{len(names) - len(missing)} of {len(names)} models are there already")
     pool = ProcessPoolExecutor(
         processes,
@@ -267,7 +273,8 @@ def rebuild(
         try:
             for count, future in enumerate(as_completed(waiting), 1):
                 done[waiting[future]] = future.result()
-                table = _table(done)
+                outdated.discard(waiting[future])
+                table = _table(done, outdated)
                 text = json.dumps(asdict(table), separators=(",", ":"))
                 write_atomic(path, gzip.compress(text.encode(), mtime=0))
                 report(f"{waiting[future]} ({count} of {len(missing)})")
@@ -281,10 +288,15 @@ def rebuild(
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}
+    return {name: version(name) for name in PACKAGES} | {"labkit's rules of": RULES}
 
 
-def _table(models: Mapping[str, Any]) -> FitTable:
+def _same_packages_and_ways(table: FitTable) -> bool:
+    packages = {name: table.versions.get(name) for name in PACKAGES}
+    return packages.items() <= _versions().items() and table.recipes == tuple(ways())
+
+
+def _table(models: Mapping[str, Any], outdated: Collection[str] = ()) -> FitTable:
     ordered = sorted(models, key=lambda name: (MODELS[name].parameters, name))
     record = {
         "ways": [_changed_fields(way) for way in ways()],
@@ -292,6 +304,7 @@ def _table(models: Mapping[str, Any]) -> FitTable:
         "versions": _versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tokens": TOKENS,
+        "outdated": [name for name in ordered if name in outdated],
     }
     return FitTable.from_dict(record)
 

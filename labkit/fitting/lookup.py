@@ -120,6 +120,8 @@ def find(
             continue
         looked_up = answer(rows, known.tokens, entry.longest, batch_size, seq_len)
         if looked_up is not None:
+            if model in known.outdated:
+                looked_up = looked_up._replace(exact=False, known=False)
             recipe = recipe.but(batch_size=batch_size, seq_len=seq_len)
             found.append(_judged(recipe, looked_up, gpu, host_memory_bytes or math.inf))
     return sorted(found, key=_rank)
@@ -174,7 +176,8 @@ def fits(
     Returns:
         A row for each way, its index: does it fit, GiB that it reserves, allocates and takes of the
         host, a lower bound of the seconds that 1,000 tokens take, what it changes, and whether this
-        batch was simulated or lies between two that were: then bytes are about right.
+        batch was simulated or lies between two that were: then bytes are about right, as they are
+        of a model whose points wait to be computed again.
 
     Raises:
         InputError: an unknown model or GPU, or a batch that the table does not reach.

@@ -94,17 +94,24 @@ class ModelPoints(NamedTuple):
 
 @dataclass(frozen=True)
 class FitTable:
-    """All of it. ``ways`` are recipes, each by the fields in which it is not the default."""
+    """All of it. ``ways`` are recipes, each by the fields in which it is not the default.
+
+    The points of ``outdated`` models follow older rules of labkit than ``versions`` say, and wait
+    to be computed again: bytes are about right.
+    """
 
     ways: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=1000)]
     models: dict[Text, ModelPoints]
     versions: dict[Text, Text]
     date: Date
     tokens: tuple[Count, ...] = TOKENS
+    outdated: tuple[Text, ...] = ()
     schema: Literal[1] = 1
 
     def __post_init__(self) -> None:
         _ = self.recipes  # raises where one contradicts itself
+        if unknown := set(self.outdated) - set(self.models):
+            raise InputError(f"outdated, and not there: {', '.join(sorted(unknown))}")
         for name, model in self.models.items():
             if len(model.ways) != len(self.ways):
                 raise InputError(f"{name} has {len(model.ways)} of {len(self.ways)} ways")

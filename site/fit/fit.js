@@ -101,6 +101,8 @@ function answer(rows, longest, batch, length) {
 const modelOf = state => FIT.models.find(model => model.name === state.m);
 const gpuOf = state => FIT.gpus.find(gpu => gpu.key === state.g);
 const ramOf = state => (state.ram ?? RAM_PER_GPU * state.n) * GIB;
+/** Whether a model's points follow older rules, and wait to be computed again. */
+const outdated = state => FIT.table.outdated.includes(state.m);
 const longestOf = state => FIT.table.models[state.m][1];
 
 /** Lower bound of a step's seconds on one GPU: see labkit/hardware/bound.py. */
@@ -116,6 +118,7 @@ function judge(state, index) {
   const way = FIT.ways[index], [, longest, ways] = FIT.table.models[state.m], gpu = gpuOf(state);
   const found = ways[index] && answer(ways[index], longest, state.b, state.s);
   if (!found) return null;
+  if (outdated(state)) found.exact = found.known = false;
   for (const name of ["allocated", "reserved", "floor", "least", "most"]) found[name] += gpu.workspaces;
   found.spare = gpu.capacity - found.reserved;
   found.hostShort = Math.max(0, way.recipe.ranks * found.host - ramOf(state));
@@ -214,7 +217,7 @@ const hostText = bytes => bytes > 2 ** 24 ? bytesText(bytes) : "next to nothing"
 function known(found) {
   const tried = modelOf(state).tried[found.index], length = Math.min(FIT.usualLength, longestOf(state));
   if (tried && state.b === 1 && state.s === length) return `simulated; ${tried}`;
-  const how = found.exact ? "simulated" : found.known ? "simulated with as many tokens" : "between simulated batches";
+  const how = outdated(state) ? "simulated by older rules" : found.exact ? "simulated" : found.known ? "simulated with as many tokens" : "between simulated batches";
   return tried ? `${how}; at 1 × ${length}, ${tried}` : how;
 }
 
@@ -451,9 +454,10 @@ function update(keepAddress = false) {
   const fitting = found.filter(fits).length;
   const verdict = chosen?.verdict || (missing[2] ? "tight" : "no");
   const spare = chosen && bytesText(chosen.spare);
+  const why = outdated(state) ? "This model waits to be computed again by today's rules, and" : "This batch lies between simulated ones, where";
   const words = chosen && {
     fits: [`${state.m} fits on ${gpusText()}`, `${spare} to spare.`],
-    near: [`${state.m} probably fits on ${gpusText()}`, `About ${spare} to spare. This batch lies between simulated ones, where PyTorch may reserve ${bytesText(FIT.off * chosen.reserved)} more: the command below computes it.`],
+    near: [`${state.m} probably fits on ${gpusText()}`, `About ${spare} to spare. ${why} PyTorch may reserve ${bytesText(FIT.off * chosen.reserved)} more: the command below computes it.`],
     tight: [`${fitting ? "This way" : state.m} may fit on ${gpusText()}`, `PyTorch would reserve ${spare} more than there is. What its tensors use does fit, so it may succeed after giving back cached blocks.`],
     no: [`${fitting ? "This way" : state.m} does not fit on ${gpusText()}`, chosen.hostShort
       ? `The GPU has room, but ${bytesText(chosen.host * state.n)} of the computer's memory are needed, ${bytesText(chosen.hostShort)} more than there is.`

@@ -112,6 +112,8 @@ def hold_to_the_byte(known, count, *, seed):
     """Simulate random points of a table again."""
     stored = []
     for name, model in known.models.items():
+        if name in known.outdated:
+            continue
         for way, rows in zip(known.recipes, model.ways, strict=True):
             for row in rows or ():
                 for tokens, found in zip(known.tokens, row.points, strict=True):
@@ -195,6 +197,12 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     assert again.models["SmolLM2-360M"].ways[0][0].points[0] == NOTHING
     assert lines == ["1 of 2 models are there already", "SmolLM2-360M (1 of 1)"]
     assert read_file(path, FitTable.from_dict, "a table").models == again.models
+    monkeypatch.setattr(build, "RULES", "2099-01-01")  # what older rules gave waits its turn
+    later = build.rebuild(path, ["SmolLM2-360M"], work=tmp_path)
+    assert (later.models[MODEL], later.outdated) == (table.models[MODEL], (MODEL,))
+    both = build.rebuild(path, [MODEL, "SmolLM2-360M"], work=tmp_path, report=lines.append)
+    assert (both.models[MODEL].ways[0][0].points[0], both.outdated) == (NOTHING, ())
+    assert lines[2:] == ["1 of 2 models are there already", f"{MODEL} (1 of 1)"]
     monkeypatch.setattr(build, "PACKAGES", ("torch",))  # others made the table
     anew = build.rebuild(path, [MODEL], work=tmp_path)
     assert anew.models[MODEL].ways[0][0].points[0] == NOTHING
@@ -207,6 +215,7 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
         (lambda t: t.update(schema=2), "schema"),
         (lambda t: t.update(tokens=[512]), "has a row without 1 points"),
         (lambda t: t["ways"].pop(), "of"),
+        (lambda t: t.update(outdated=["GPT-5"]), "outdated, and not there: GPT-5"),
         (lambda t: t["ways"][0].update(precision="fp1"), "unknown precision"),
         (lambda t: next(iter(t["models"].values()))[2][0][0][1][0].__setitem__(0, -1), "int"),
     ],
@@ -240,7 +249,9 @@ def test_every_model_of_it_has_points(own):
 
 
 def test_a_sample_of_it_is_computed_again_to_the_byte(own):
-    """Another one each day. If it fails, `labkit fits --rebuild` makes the table anew."""
+    """Another one each day. If it fails, `labkit fits --rebuild` makes the table anew, and RULES in
+    `labkit.fitting.build` should have been set to another day."""
+    assert own.versions == build._versions()
     hold_to_the_byte(own, 20, seed=date.today().toordinal())
 
 

@@ -68,9 +68,13 @@ def test_the_page_is_small(folder):
     assert sum(sizes.values()) < 500e3
 
 
-def test_the_page_finds_what_python_finds(opened):
-    page, draw, known, seen = opened(), random.Random(5), lookup.table(), set()
-    for _ in range(150):
+@pytest.mark.parametrize("outdated", [(), (MODEL,)], ids=["new points", "old ones"])
+def test_the_page_finds_what_python_finds(opened, monkeypatch, outdated):
+    known = replace(lookup.table(), outdated=outdated)
+    monkeypatch.setattr(lookup, "table", lambda: known)
+    page, draw, seen = opened(), random.Random(5), set()
+    page.evaluate(f"FIT.table.outdated = {list(outdated)}")
+    for _ in range(100):
         name, gpu = draw.choice([*known.models]), draw.choice([SMALL, *lookup.gpus()])
         gpu = draw.choice([SMALL, gpu])
         rows, length, gpus = draw.randrange(1, 17), draw.randrange(32, 1100), draw.choice([1, 1, 2])
@@ -98,6 +102,7 @@ def test_the_page_finds_what_python_finds(opened):
             assert sizes == pytest.approx([*values, answer.least, answer.most], abs=4)
             seen.add(verdict)
     assert seen == {*lookup.VERDICTS}
+    assert ("older rules" in page.inner_text("#ways")) is bool(outdated)
 
 
 def test_an_answer_takes_less_than_a_fifth_of_a_second(opened):

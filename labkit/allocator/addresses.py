@@ -1,7 +1,7 @@
 """Where the driver puts the memory that ``cudaMalloc`` asks for.
 
-Of two free blocks of one size PyTorch's allocator takes the one with the lower address. So the
-places of segments decide which block is cut, and in the end how much is allocated and reserved.
+Of two free blocks of one size PyTorch's allocator before 2.13 takes the one with the lower address.
+So the places of segments decide which block is cut, and in the end what is allocated and reserved.
 
 Source: the addresses of ten runs on an H200, driver 580.159.04 on Linux (docs/LOG.md, 2026-11-26).
 Address space comes from the top down, in chunks of 32 MiB or a multiple. What a request leaves of

@@ -39,9 +39,9 @@ OLDEST_FIRST = Version(version("torch")) >= Version("2.13")
 class _Block:
     """A range of addresses. The blocks of one segment are linked in the order of addresses.
 
-    ``origin`` is where its segment begins, ``number`` how many there were before. Only in expandable segments is a block ever not
-    ``mapped``: addresses without memory behind them. A freed block that other ``streams`` have used
-    is ``pending`` until the next request.
+    ``origin`` is where its segment begins, ``number`` how many there were by then. Only in
+    expandable segments is a block ever not ``mapped``: addresses without memory behind them. A
+    freed block that other ``streams`` have used is ``pending`` until the next request.
     """
 
     def __init__(self, pool: "_Pool", address: int, size: int, origin: int, number: int) -> None:
@@ -60,9 +60,7 @@ class _Block:
 
     def cut(self, size: int) -> "_Block":
         """Keep the first ``size`` bytes; the rest becomes a block of its own, linked behind."""
-        rest = _Block(
-            self.pool, self.address + size, self.size - size, self.origin, self.number
-        )
+        rest = _Block(self.pool, self.address + size, self.size - size, self.origin, self.number)
         rest.mapped, rest.prev, rest.next = self.mapped, self, self.next
         if rest.next is not None:
             rest.next.prev = rest

@@ -316,9 +316,16 @@ def test_invariants_of_random_logs_with_pages_and_a_budget():
     assert failures > 100
 
 
-def test_what_runs_on_a_gpu_asked_for_takes_as_much():
+@pytest.fixture(params=[False, True], ids=["lowest first", "oldest first"])
+def oldest_first(request, monkeypatch):
+    monkeypatch.setattr(module, "OLDEST_FIRST", request.param)
+    return request.param
+
+
+def test_what_runs_on_a_gpu_asked_for_takes_as_much(monkeypatch):
     """Four recipes of benchmarks/accuracy.py on an H200, driver 580.159.04, PyTorch 2.11: bytes
     that were asked for, and -1 less the number of what was freed."""
+    monkeypatch.setattr(module, "OLDEST_FIRST", False)
     path = Path(__file__).with_name("h200_events.json.gz")
     for run in json.loads(gzip.decompress(path.read_bytes())):
         allocator, handles = CachingAllocator(), []
@@ -363,20 +370,20 @@ class NaiveDriver:
 class NaiveSegments:
     """Ordinary segments as lists of ``[bytes, in use]``, searched from end to end."""
 
-    def __init__(self, budget_bytes=None):
+    def __init__(self, budget_bytes=None, *, oldest_first):
         self.budget_bytes, self.segments = budget_bytes or 1 << 60, []
-        self.driver = NaiveDriver()
+        self.driver, self.oldest_first, self.made = NaiveDriver(), oldest_first, 0
 
     def reserved(self):
-        return sum(size for _, _, blocks in self.segments for size, _ in blocks)
+        return sum(size for *_, blocks in self.segments for size, _ in blocks)
 
     def allocate(self, nbytes, name):
         size = max(1, (nbytes + 511) // 512) * 512
         small = size <= MIB
         for attempt in range(3):
             fits = [
-                (block[0], where, at)
-                for where, (_, pool, blocks) in enumerate(self.segments)
+                (block[0], made if self.oldest_first else where, where, at)
+                for where, (_, made, pool, blocks) in enumerate(self.segments)
                 for at, block in enumerate(blocks)
                 if pool == small and block[1] is None and block[0] >= size
             ]
@@ -385,14 +392,15 @@ class NaiveSegments:
             span = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // MIB) * MIB
             span += span % (2 * MIB)
             if self.reserved() + span <= self.budget_bytes:
-                self.segments.append((self.driver.take(span), small, [[span, None]]))
+                self.made += 1
+                self.segments.append((self.driver.take(span), self.made, small, [[span, None]]))
                 self.segments.sort(key=lambda segment: segment[0])
             elif attempt:
                 return False
             else:
                 self.empty_cache()
-        _, where, at = min(fits)
-        blocks = self.segments[where][2]
+        *_, where, at = min(fits)
+        blocks = self.segments[where][-1]
         rest = blocks[at][0] - size
         if rest > (511 if small else MIB):
             blocks[at : at + 1] = [[size, name], [rest, None]]
@@ -401,7 +409,7 @@ class NaiveSegments:
         return True
 
     def free(self, name):
-        for _, _, blocks in self.segments:
+        for *_, blocks in self.segments:
             for block in blocks:
                 if block[1] == name:
                     block[1] = None
@@ -414,13 +422,13 @@ class NaiveSegments:
 
     def empty_cache(self):
         for segment in list(self.segments):
-            first, _, blocks = segment
+            first, *_, blocks = segment
             if not any(name for _, name in blocks):
                 self.driver.give_back(first, sum(size for size, _ in blocks))
                 self.segments.remove(segment)
 
     def picture(self):
-        return [[(size, name or "") for size, name in blocks] for _, _, blocks in self.segments]
+        return [[(size, name or "") for size, name in blocks] for *_, blocks in self.segments]
 
 
 class NaivePages:
@@ -521,13 +529,15 @@ def picture(allocator):
     [(None, False), (100 * MIB, False), (None, True)],
     ids=["segments", "segments and a budget", "expandable"],
 )
-def test_random_logs_end_as_in_a_naive_model(budget, expandable):
+def test_random_logs_end_as_in_a_naive_model(oldest_first, budget, expandable):
     """The same blocks at every moment, in two programs that have no line in common."""
     rng = random.Random(f"naive {expandable} {budget}")
     refused = 0
     for _ in range(1500):
         allocator = CachingAllocator(budget_bytes=budget, expandable_segments=expandable)
-        naive = NaivePages() if expandable else NaiveSegments(budget)
+        naive = NaivePages()
+        if not expandable:
+            naive = NaiveSegments(budget, oldest_first=oldest_first)
         live = []
         for serial, step in enumerate(random_log(rng, 40)):
             name = f"#{serial}"

@@ -28,10 +28,9 @@ import math
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -269,33 +268,25 @@ def recorded_table(folder: Path = RESULTS) -> str:
         _cells(["---"] + ["---:"] * 7),
     ]
     versions = {}
-    for table in sorted(recorded(folder).values(), key=lambda table: _is_phantom(table.machine)):
+    for table in sorted(recorded(folder).values(), key=lambda table: table.phantom):
         fitting = [row for row in table.rows if row.truth_bytes is not None]
         sizes = summary(fitting)
-        cells = [_gpu_name(table.machine), f"{len(fitting)} of {len(table.rows)}"]
+        cells = [table.where, f"{len(fitting)} of {len(table.rows)}"]
         cells += [_per_cent(sizes[label]["simulated"], sign="") for label in labels]
         cells += [_per_cent(sizes[label]["reserved"], sign="") for label in labels]
         lines.append(_cells(cells))
         of = table.machine["versions"]
         text = f"torch {of['torch']}, transformers {of['transformers']}, {table.date[:10]}"
-        versions.setdefault(text, []).append(_gpu_name(table.machine))
+        versions.setdefault(text, []).append(table.where)
     made = [f"{', '.join(names)}: {text}." for text, names in versions.items()]
     return "\n".join([*lines, "", *made, PHANTOM_MARKERS[1]])
-
-
-def _is_phantom(machine: Mapping[str, Any]) -> bool:
-    return machine.get("phantom", False)
-
-
-def _gpu_name(machine: Mapping[str, Any]) -> str:
-    return f"phantom {machine['name']}" if _is_phantom(machine) else f"**{machine['name']}**"
 
 
 def headlines_table(folder: Path = RESULTS) -> str:
     """What GPUs and phantoms recorded of the benchmarks: a row for each recipe, a column each."""
     gpus = benchmarks.recorded(folder)
-    gpus = dict(sorted(gpus.items(), key=lambda found: _is_phantom(found[1][0].machine)))
-    names = [_gpu_name(found[0].machine) for found in gpus.values()]
+    gpus = dict(sorted(gpus.items(), key=lambda found: found[1][0].phantom))
+    names = [found[0].where for found in gpus.values()]
     lines = [
         HEADLINE_MARKERS[0],
         _cells(["job", *names]),

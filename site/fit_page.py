@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -182,24 +182,17 @@ def _tried() -> dict[str, dict[int, str]]:
                 points[setup] = (name, index, point)
     found: dict[str, dict[int, str]] = {}
     records = accuracy.recorded(file=accuracy.FITS_FILE).values()
-    for record in sorted(records, key=_is_phantom, reverse=True):  # last: what a real GPU said
-        where = _name(record.machine)
+    for record in sorted(
+        records, key=lambda record: not record.phantom
+    ):  # last: what a real GPU said
         for row in record.rows:
             if row.truth_bytes and row.setup in points:
                 name, index, point = points[row.setup]
                 allocated = abs(allocated_of(point) / row.truth_bytes - 1)
                 off = max(allocated, abs(point.reserved / row.reserved_bytes - 1))
                 said = f"within {math.ceil(1000 * off) / 10} %" if off else "equal to the byte"
-                found.setdefault(name, {})[index] = f"{where}: {said}"
+                found.setdefault(name, {})[index] = f"{record.where}: {said}"
     return found
-
-
-def _is_phantom(record: accuracy.AccuracyTable) -> bool:
-    return record.machine.get("phantom", False)
-
-
-def _name(machine: Mapping[str, Any]) -> str:
-    return f"{'a phantom ' if machine.get('phantom') else ''}{machine['name']}"
 
 
 def _model(name: str, tried: dict[int, str]) -> dict[str, Any]:
@@ -222,8 +215,8 @@ def _model(name: str, tried: dict[int, str]) -> dict[str, Any]:
 
 def _trust() -> str:
     """Return the part of the page that says where its numbers come from, as HTML."""
-    tables = sorted(accuracy.recorded().values(), key=_is_phantom)
-    rows = [(_name(each.machine), *_errors(each)) for each in tables]
+    tables = sorted(accuracy.recorded().values(), key=lambda table: table.phantom)
+    rows = [(each.where, *_errors(each)) for each in tables]
     heading, *published = _published_rows()
     parts = [
         "<p>Each number on this page comes from a simulated training step: tensors have sizes and "

@@ -66,8 +66,25 @@ class JudgementRecord(TypedDict):
     reasons: NotRequired[list[str]]
 
 
+class Recorded:
+    """A record of the ``machine`` that made it."""
+
+    machine: MachineFields
+
+    @property
+    def phantom(self) -> bool:
+        """Whether the GPU was not there."""
+        return self.machine.get("phantom", False)
+
+    @property
+    def where(self) -> str:
+        """The machine's name, for a label; that of a GPU that is not there says so."""
+        name = self.machine["name"]
+        return f"a phantom {name}" if self.phantom else name
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(Recorded):
     """One execution of one lesson.
 
     ``lesson`` is two digits; ``parameters`` are what it ran with, ``runs`` those of its figures,
@@ -83,17 +100,6 @@ class Result:
     seconds: Seconds
     date: Date
     schema: Literal[1] = 1
-
-    @property
-    def phantom(self) -> bool:
-        """Whether the GPU was not there."""
-        return self.machine.get("phantom", False)
-
-    @property
-    def where(self) -> str:
-        """The machine's name, for a label; that of a GPU that is not there says so."""
-        name = self.machine["name"]
-        return f"a phantom {name}" if self.phantom else name
 
     def __str__(self) -> str:
         peaks = [run.peak_bytes for run in self.runs]

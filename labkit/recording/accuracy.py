@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from labkit.course.results import Date, MachineFields, read_folders
+from labkit.course.results import Date, MachineFields, Recorded, read_folders
 from labkit.support.files import read_file
 from labkit.values import read_record
 
@@ -49,7 +49,7 @@ def error_percent(estimate_bytes: int | None, truth_bytes: int | None) -> float 
 
 
 @dataclass(frozen=True)
-class AccuracyTable:
+class AccuracyTable(Recorded):
     """The rows of one machine, with its ``name``, ``kind`` and ``versions``, and the date."""
 
     rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=1000)]

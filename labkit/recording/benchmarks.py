@@ -20,6 +20,7 @@ from msgspec import Meta
 from labkit.course.results import (
     Date,
     MachineFields,
+    Recorded,
     Seconds,
     impossible,
     plain,
@@ -110,7 +111,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class BenchmarkResult:
+class BenchmarkResult(Recorded):
     """What one GPU gave for one benchmark, an entry for each of its recipes."""
 
     benchmark: Benchmark

@@ -34,9 +34,8 @@ def _record_problems(path: Path) -> Iterator[str]:
     kind, name = record.machine["kind"], record.machine["name"]
     if kind not in ("cuda", "rocm"):
         yield f"it was made on {kind!r}, not on a GPU"
-    phantom = record.machine.get("phantom", False)
-    if phantom != (path.parent.parent.name == "phantom"):
-        place = "belongs into" if phantom else "does not belong into"
+    if record.phantom != (path.parent.parent.name == "phantom"):
+        place = "belongs into" if record.phantom else "does not belong into"
         yield f"it {place} results/phantom"
     # The accuracy matrix does not say how large the GPU is.
     key = gpu_key(name, record.machine.get("capacity_bytes"))

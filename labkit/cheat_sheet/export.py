@@ -178,7 +178,7 @@ def markdown(sheet: Sheet) -> str:
     if all(finding.phantom for found in findings for finding in found if finding.recorded):
         what = "What no GPU has recorded yet is left out"
         lines += ["", f"{what}: `labkit record` on a CUDA machine fills it."]
-    return "\n".join([*lines, MARKERS[1]])
+    return "\n".join([*lines, "", MARKERS[1]])  # the last line may be a table's
 
 
 def _table(section: Section) -> list[str]:

@@ -186,7 +186,7 @@ def way_rows(
         reached = [t for t, p in zip(TOKENS, usual.points, strict=True) if p and t <= longest]
         if not reached:
             return (usual,)
-        # Does it matter how as many tokens as possible are divided? A window may be long.
+        # Does it matter how as many tokens as possible are divided?
         tokens = reached[-1]
         at = usual.points[TOKENS.index(tokens)]
         rows = 1 if tokens > USUAL_LENGTH else 4
@@ -214,15 +214,8 @@ def _row(way: Recipe, seq_len: int, longest: int, point_of: Callable[[Recipe], P
 
 
 def longest_of(config: "PreTrainedConfig") -> int:
-    """Return how many tokens a row may have.
-
-    A long window of attention ends the rows: beyond it length matters in every way, and a third
-    as many points do.
-    """
-    text = config.get_text_config()
-    longest = min(getattr(text, "max_position_embeddings", MOST_LENGTH), MOST_LENGTH)
-    window = getattr(text, "sliding_window", None) or 0
-    return min(longest, window) if window >= USUAL_LENGTH else longest
+    """Return how many tokens a row may have."""
+    return min(config.get_text_config().max_position_embeddings, MOST_LENGTH)
 
 
 # --- all of it ------------------------------------------------------------------------------------

@@ -195,9 +195,24 @@ def model(
 
 def layers_of(model: "PreTrainedModel") -> torch.nn.ModuleList | None:
     """Return the decoder's layers, the list as long as the config says; None if there is none."""
-    depth, modules = model.config.get_text_config().num_hidden_layers, model.get_decoder().modules()
-    lists = (m for m in modules if isinstance(m, torch.nn.ModuleList) and len(m) == depth)
+    return _list_of(model.get_decoder(), model.config.get_text_config().num_hidden_layers)
+
+
+def tower_layers_of(model: "PreTrainedModel") -> torch.nn.ModuleList | None:
+    """Return the layers of a vision tower; None if there is none."""
+    depth = tower_depth(model.config)
+    return _list_of(model.get_encoder(modality="image"), depth) if depth else None
+
+
+def _list_of(module: torch.nn.Module, length: int) -> torch.nn.ModuleList | None:
+    lists = (m for m in module.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == length)
     return next(lists, None)
+
+
+def tower_depth(config: "PreTrainedConfig") -> int:
+    """Return how many layers a vision tower has; 0 without one."""
+    tower = getattr(config, "vision_config", None)
+    return getattr(tower, "num_hidden_layers", 0)
 
 
 def image_tokens(config: "PreTrainedConfig") -> int:

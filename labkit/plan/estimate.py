@@ -10,6 +10,7 @@ Host memory is what tensors take there: Python, PyTorch and CUDA take a few GiB 
 may weights while they are read from files.
 """
 
+import copy
 import re
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from labkit.fake.repeated_layers import DEEPER, SHALLOW, SHARDED_DEPTHS, extende
 from labkit.fake.repeated_steps import continued
 from labkit.hardware import catalogue, this_machine
 from labkit.hardware.catalogue import DEFAULT_GPU, Gpu
+from labkit.models.catalogue import tower_depth
 from labkit.models.config import find_config
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
@@ -303,14 +305,28 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
 
 def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log, Trace | None]:
     """Return the log of two steps, and the trace that it was extended from, if it was."""
-    experiment = training(config, recipe)
     # Some gradients are summed in the first layer alone, which then shows from the third layer on.
     depths, ranks = [(SHALLOW, DEEPER), SHARDED_DEPTHS], nullcontext()
     if recipe.ranks > 1:
         depths, ranks = [SHARDED_DEPTHS], fake_ranks(recipe.ranks, 0, as_cuda=True)
 
+    traced: dict[int, Trace] = {}
+
     def log_with_layers(count: int) -> Log:
-        return simulated_log(experiment, gpu=gpu, layers=count)
+        """Trace so many of the decoder's layers, and of a vision tower's no more than needed."""
+
+        def log_with_tower(depth: int) -> Log:
+            other = copy.deepcopy(config)
+            other.vision_config.num_hidden_layers = depth
+            return simulated_log(training(other, recipe), gpu=gpu, layers=count)
+
+        # The last layer's result may not be used, as LLaVA's: one layer more shows the others.
+        two = depths[0][0] + 1, depths[0][1] + 1
+        tower = extended_log(log_with_tower, tower_depth(config), depths=two, check=False)
+        if tower is None:
+            return simulated_log(training(config, recipe), gpu=gpu, layers=count)
+        traced[count] = tower.deeper.trace
+        return tower.log
 
     layers = config.get_text_config().num_hidden_layers
     with ranks:
@@ -318,8 +334,9 @@ def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log,
         for two in depths if repeated else ():
             extended = extended_log(log_with_layers, layers, depths=two, check=False)
             if extended is not None:
-                return replace(extended.log, parameters={}), extended.deeper.trace
-        return simulated_log(experiment, gpu=gpu), None
+                deeper = traced.get(two[1], extended.deeper.trace)
+                return replace(extended.log, parameters={}), deeper
+        return simulated_log(training(config, recipe), gpu=gpu), None
 
 
 # --- the floor ------------------------------------------------------------------------------------

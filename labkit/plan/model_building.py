@@ -127,11 +127,11 @@ def _fill(
 def _sharded(model: Any, recipe: Recipe, device: torch.device) -> Any:
     """Initialise a model on ``meta`` unit by unit, each sharded among the ranks before the next.
 
-    Its layers are units, and so is its embedding where that is not tied to the output. The rest
-    belongs to the unit of the whole, which the caller shards.
+    Its layers are units, a vision tower's too, and so is its embedding where that is not tied to
+    the output. The rest belongs to the unit of the whole, which the caller shards.
     """
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    units = _layers(model)
+    units = [*(catalogue.tower_layers_of(model) or ()), *_layers(model)]
     if output is None or embedding.weight is not output.weight:
         units.append(embedding)
     if recipe.checkpointing:

@@ -26,7 +26,8 @@ class Shapes:
         linear: (rows, columns) of the linear layers other than the output, by name: those that
             bitsandbytes quantizes. Experts are none: each of their tensors holds all of a layer's.
         in_layers: number of weights in the decoder's layers.
-        repeats: whether all layers are identical, the first one aside.
+        repeats: whether all layers are identical, the decoder's first one aside; a vision tower's
+            are, too.
     """
 
     weights: Mapping[str, tuple[int, ...]]
@@ -77,7 +78,7 @@ def shapes_of(config: "PreTrainedConfig") -> Shapes:
     """Build the model of ``config`` once and count its weights."""
     key = (type(config), config.to_json_string())
     if key not in _known:
-        from labkit.models.catalogue import layers_of, model
+        from labkit.models.catalogue import layers_of, model, tower_layers_of
 
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
@@ -91,19 +92,24 @@ def shapes_of(config: "PreTrainedConfig") -> Shapes:
             weights={name: tuple(p.shape) for name, p in built.named_parameters()},
             linear=linear,
             in_layers=sum(p.numel() for p in layers.parameters()) if layers is not None else 0,
-            repeats=_repeat(config, layers or ()),
+            repeats=_repeat(config, layers or (), tower_layers_of(built) or ()),
         )
     return _known[key]
 
 
-def _repeat(config: "PreTrainedConfig", layers: Iterable[torch.nn.Module]) -> bool:
+def _repeat(
+    config: "PreTrainedConfig",
+    layers: Iterable[torch.nn.Module],
+    tower: Iterable[torch.nn.Module],
+) -> bool:
     text = config.get_text_config()
     depth, fields = text.num_hidden_layers, text.to_dict().values()
     lists = [field for field in fields if isinstance(field, list) and len(field) == depth]
     if any(entry != each[0] for each in lists for entry in each):
         return False  # the same weights, but another attention, or positions in some layers only
-    signatures = [_signature(layer) for layer in layers]
-    return bool(signatures) and all(each == signatures[-1] for each in signatures[1:])
+    signatures, of_tower = ([_signature(layer) for layer in each] for each in (layers, tower))
+    same_layers = all(each == signatures[-1] for each in signatures[1:])
+    return bool(signatures) and same_layers and all(each == of_tower[0] for each in of_tower)
 
 
 def _signature(layer: torch.nn.Module) -> list[tuple]:

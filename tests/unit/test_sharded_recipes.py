@@ -4,7 +4,7 @@ import json
 
 import pytest
 import rank_jobs
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlavaConfig
 
 import labkit as lab
 from benchmarks.setups import TINY
@@ -23,6 +23,20 @@ from labkit.values import InputError
 pytestmark = pytest.mark.slow
 H100 = GPUS["h100"]
 CONFIG = LlamaConfig(**TINY | {"num_hidden_layers": 7})
+IMAGES = LlavaConfig(
+    text_config=CONFIG.to_dict(),
+    vision_config={
+        "model_type": "clip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    },
+    image_token_index=500,
+    image_seq_length=16,
+)
 RECIPES = {
     "bf16 units": {"precision": "amp-bf16", "optimizer": "sgd"},
     "checkpointing, chunked loss": {"checkpointing": True, "chunked_loss": True},
@@ -38,15 +52,24 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("settings", CASES)
-def test_extended_and_whole_trace_agree(settings):
+def agree(config, settings):
     recipe = Recipe(batch_size=2, seq_len=32, ranks=8, **settings)
-    found, whole = (recipe_log(CONFIG, recipe, H100, exact=exact) for exact in (False, True))
+    found, whole = (recipe_log(config, recipe, H100, exact=exact) for exact in (False, True))
     assert (found.exact, whole.exact) == (False, True)
+    assert found.layer_bytes == whole.layer_bytes
     assert found.log.step_work == whole.log.step_work
     for device in ("cpu:0", "cpu"):
         made, traced = (log.trace.peak(device) for log in (found.log, whole.log))
         assert made.by_category == traced.by_category
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_extended_and_whole_trace_agree(settings):
+    agree(CONFIG, settings)
+
+
+def test_they_agree_where_a_vision_tower_is_shared_too():
+    agree(IMAGES, {"precision": "amp-bf16", "checkpointing": True})
 
 
 @pytest.mark.parametrize("settings", CASES)

@@ -1,16 +1,17 @@
 """A trace of a deep model from two traces of shallow ones.
 
-A decoder repeats one layer. The log of a model with two layers is that of a model with one, with
-some stretches added: what the second layer allocates and frees while the model is built, in each
-forward, in each backward, in each optimizer step. `extend` finds those stretches and repeats them
-as often as the deep model has more layers. Nothing is fitted: the result is an event log like any
-other. Where two logs do not differ by such stretches, the caller traces the whole model.
+A decoder repeats one layer, or a few in turn, such as five whose attention sees a window and one
+whose does not. The log of a model with two layers is that of a model with one, with some stretches
+added: what the second layer allocates and frees while the model is built, in each forward, in each
+backward, in each optimizer step. `extend` finds those stretches and repeats them as often as the
+deep model has more layers. Nothing is fitted: the result is an event log like any other. Where two
+logs do not differ by such stretches, the caller traces the whole model.
 
 Which of several equal storages a repeated stretch frees is decided as the traced log decided it:
 the oldest, the newest, or the n-th newest (backward frees in the opposite order of forward).
 
-Limits: for models whose layers are identical from the second on. `extend` sees two depths and takes
-that for granted; `same` compares with the trace of one layer more, which tells nothing of layers
+Limits: for models whose layers repeat from the second on. `extend` sees two depths and takes that
+for granted; `same` compares with the trace of one repetition more, which tells nothing of layers
 further up. Module names in the stretches repeated are those of the layer that was traced.
 """
 
@@ -30,6 +31,12 @@ SHALLOW, DEEPER = 1, 2
 SHARDED_DEPTHS = (2, 3)
 
 
+def depths_of(layers: int, least: int, period: int) -> tuple[int, int]:
+    """Return two depths from ``least`` on that are ``period`` apart and end as ``layers`` do."""
+    shallow = least + (layers - least) % period
+    return shallow, shallow + period
+
+
 class Extended(NamedTuple):
     """The log of a deep model, and the deeper of the two logs that it was extended from."""
 
@@ -46,16 +53,17 @@ def extended_log(
         log_with_layers: traces the model with that many layers; gives a `simulation.Log`.
         layers: how many the wanted model has.
         depths: as for `extend`.
-        check: trace one layer more than ``depths`` too, and compare.
+        check: trace one repetition more than ``depths`` too, and compare.
 
     Returns:
         None where the whole model has to be traced: it is shallow, or its layers do not repeat.
     """
     shallow_layers, deeper_layers = depths
-    if layers <= deeper_layers + check:
+    unit = deeper_layers - shallow_layers
+    if layers <= deeper_layers + check * unit:
         return None
     # The deepest first: the first trace of a process has what libraries allocate once.
-    checked = log_with_layers(deeper_layers + 1) if check else None
+    checked = log_with_layers(deeper_layers + unit) if check else None
     deeper, shallow = log_with_layers(deeper_layers), log_with_layers(shallow_layers)
     trace = extend(shallow.trace, deeper.trace, layers, depths=depths)
     if trace is None and not check:
@@ -64,11 +72,11 @@ def extended_log(
     if trace is None:
         return None
     if checked is not None:
-        predicted = extend(shallow.trace, deeper.trace, deeper_layers + 1, depths=depths)
+        predicted = extend(shallow.trace, deeper.trace, deeper_layers + unit, depths=depths)
         if predicted is None or not same(predicted, checked.trace):
             return None
-    one_layer = deeper.step_work - shallow.step_work
-    step_work = deeper.step_work + one_layer * (layers - deeper_layers)
+    more = (layers - deeper_layers) // unit
+    step_work = deeper.step_work + (deeper.step_work - shallow.step_work) * more
     return Extended(replace(deeper, trace=trace, step_work=step_work), deeper)
 
 
@@ -78,7 +86,8 @@ def extend(
     """Return the trace of a model with ``layers`` layers, more than ``depths[1]``.
 
     ``shallow`` and ``deeper`` are traces of the same run with ``depths[0]`` and ``depths[1]``
-    layers, one more. Returns None where they do not differ by whole stretches.
+    layers: as many more as repeat, which ``layers`` has a whole number of times more. Returns None
+    where they do not differ by whole stretches.
     """
     if _uses_of_streams(deeper):
         return None  # such an event makes and frees nothing
@@ -97,7 +106,7 @@ def _extended(shallow: Trace, deeper: Trace, layers: int, depths: tuple[int, int
         return None
     order: list[int] = []
     for stretch in stretches:
-        times = layers - depths[0] if stretch.repeated else 1
+        times = (layers - depths[0]) // (depths[1] - depths[0]) if stretch.repeated else 1
         order += times * [*range(stretch.start, stretch.stop)]
     storages: list[Storage] = []
     events: list[Event] = []
@@ -119,7 +128,7 @@ def _extended(shallow: Trace, deeper: Trace, layers: int, depths: tuple[int, int
         events.append(event._replace(storage=number))
     # A last step without events begins at the end.
     step_starts = tuple(first.get(start, len(events)) for start in deeper.step_starts)
-    more = layers - depths[1]
+    more = (layers - depths[1]) // (depths[1] - depths[0])
     work = {
         name: done + (done - shallow.work.get(name, Work())) * more
         for name, done in deeper.work.items()

@@ -121,11 +121,13 @@ def _changed(
     for field, value in overrides.items():
         field = one_of(field, known, f"config field of {name}")
         field = synonyms.get(field, field)
-        if field == "num_hidden_layers":  # lists with one entry for each layer are made again
+        if field == "num_hidden_layers":
             depth = fields.get(field)
             per_layer = [k for k, v in fields.items() if isinstance(v, list) and len(v) == depth]
-            for key in per_layer:
-                del fields[key]
+            for key in per_layer:  # fewer are the first ones; for more the list is made again
+                entries = fields.pop(key)
+                if value < depth:
+                    fields[key] = entries[:value]
         fields[field] = value
     try:
         return kind(**fields)

@@ -3,7 +3,7 @@
     lab.estimate("Llama-3.1-8B", gpu="rtx-4090", precision="bf16", lora=16, checkpointing=True)
 
 The recipe's training step runs on fake tensors, and PyTorch's allocator is replayed over it. A
-model of identical layers is traced with few of them and extended to its depth (`repeated_layers`).
+model whose layers repeat is traced with few of them and extended to its depth (`repeated_layers`).
 
 Limits: those of `simulate`. The floor is a lower bound, not a promise that a schedule reaches it.
 Host memory is what tensors take there: Python, PyTorch and CUDA take a few GiB beside them, and so
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from labkit.experiment import name_of
 from labkit.fake.process_group import fake_ranks
-from labkit.fake.repeated_layers import DEEPER, SHALLOW, SHARDED_DEPTHS, extended_log
+from labkit.fake.repeated_layers import depths_of, extended_log
 from labkit.fake.repeated_steps import continued
 from labkit.hardware import catalogue, this_machine
 from labkit.hardware.catalogue import DEFAULT_GPU, Gpu
@@ -305,11 +305,12 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
 
 def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log, Trace | None]:
     """Return the log of two steps, and the trace that it was extended from, if it was."""
+    layers, period = config.get_text_config().num_hidden_layers, shapes_of(config).period
     # Some gradients are summed in the first layer alone, which then shows from the third layer on.
-    depths, ranks = [(SHALLOW, DEEPER), SHARDED_DEPTHS], nullcontext()
+    # Where GPUs share a model, a layer fetches the next one's weights.
+    least, ranks = (1, 2), nullcontext()
     if recipe.ranks > 1:
-        depths, ranks = [SHARDED_DEPTHS], fake_ranks(recipe.ranks, 0, as_cuda=True)
-
+        least, ranks = (2,), fake_ranks(recipe.ranks, 0, as_cuda=True)
     traced: dict[int, Trace] = {}
 
     def log_with_layers(count: int) -> Log:
@@ -321,20 +322,21 @@ def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log,
             return simulated_log(training(other, recipe), gpu=gpu, layers=count)
 
         # The last layer's result may not be used, as LLaVA's: one layer more shows the others.
-        two = depths[0][0] + 1, depths[0][1] + 1
-        tower = extended_log(log_with_tower, tower_depth(config), depths=two, check=False)
+        depth = tower_depth(config)
+        depths = depths_of(depth, least[0] + 1, period=1)
+        tower = extended_log(log_with_tower, depth, depths=depths, check=False)
         if tower is None:
             return simulated_log(training(config, recipe), gpu=gpu, layers=count)
         traced[count] = tower.deeper.trace
         return tower.log
 
-    layers = config.get_text_config().num_hidden_layers
     with ranks:
-        repeated = not exact and layers > depths[0][1] and shapes_of(config).repeats
-        for two in depths if repeated else ():
-            extended = extended_log(log_with_layers, layers, depths=two, check=False)
+        for fewest in least if period and not exact else ():
+            # What is computed once for each kind of layer needs one of each.
+            depths = depths_of(layers, max(fewest, period), period)
+            extended = extended_log(log_with_layers, layers, depths=depths, check=False)
             if extended is not None:
-                deeper = traced.get(two[1], extended.deeper.trace)
+                deeper = traced.get(depths[1], extended.deeper.trace)
                 return replace(extended.log, parameters={}), deeper
         return simulated_log(training(config, recipe), gpu=gpu), None
 

@@ -1,6 +1,6 @@
 """The shapes of a model's weights, counted on ``meta``, where a model takes no memory."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,14 +26,14 @@ class Shapes:
         linear: (rows, columns) of the linear layers other than the output, by name: those that
             bitsandbytes quantizes. Experts are none: each of their tensors holds all of a layer's.
         in_layers: number of weights in the decoder's layers.
-        repeats: whether all layers are identical, the decoder's first one aside; a vision tower's
-            are, too.
+        period: after how many layers the decoder's repeat, the first one aside; 0: they do not, or
+            a vision tower's are not identical.
     """
 
     weights: Mapping[str, tuple[int, ...]]
     linear: Mapping[str, tuple[int, int]]
     in_layers: int
-    repeats: bool
+    period: int
 
     @cached_property
     def parameters(self) -> int:
@@ -92,24 +92,22 @@ def shapes_of(config: "PreTrainedConfig") -> Shapes:
             weights={name: tuple(p.shape) for name, p in built.named_parameters()},
             linear=linear,
             in_layers=sum(p.numel() for p in layers.parameters()) if layers is not None else 0,
-            repeats=_repeat(config, layers or (), tower_layers_of(built) or ()),
+            period=_period(config, layers or (), tower_layers_of(built) or ()),
         )
     return _known[key]
 
 
-def _repeat(
-    config: "PreTrainedConfig",
-    layers: Iterable[torch.nn.Module],
-    tower: Iterable[torch.nn.Module],
-) -> bool:
-    text = config.get_text_config()
-    depth, fields = text.num_hidden_layers, text.to_dict().values()
-    lists = [field for field in fields if isinstance(field, list) and len(field) == depth]
-    if any(entry != each[0] for each in lists for entry in each):
-        return False  # the same weights, but another attention, or positions in some layers only
-    signatures, of_tower = ([_signature(layer) for layer in each] for each in (layers, tower))
-    same_layers = all(each == signatures[-1] for each in signatures[1:])
-    return bool(signatures) and same_layers and all(each == of_tower[0] for each in of_tower)
+def _period(
+    config: "PreTrainedConfig", layers: Sequence[torch.nn.Module], tower: Sequence[torch.nn.Module]
+) -> int:
+    fields = config.get_text_config().to_dict().values()
+    # The same weights may have another attention, or positions in some layers only.
+    lists = [field for field in fields if isinstance(field, list) and len(field) == len(layers)]
+    lists.append([_signature(layer) for layer in layers][1:])
+    if any(_signature(layer) != _signature(tower[0]) for layer in tower):
+        return 0
+    periods = range(1, len(layers) // 2)
+    return next((p for p in periods if all(each[p:] == each[:-p] for each in lists)), 0)
 
 
 def _signature(layer: torch.nn.Module) -> list[tuple]:

@@ -62,6 +62,9 @@ IMAGES = LlavaConfig(
     image_token_index=500,
     image_seq_length=16,
 )
+WINDOWS = Gemma3TextConfig(
+    **SMALL, num_hidden_layers=11, head_dim=16, sliding_window=8, sliding_window_pattern=3
+)
 RECIPES = {
     "autocast": {"precision": "amp-bf16"},
     "scaler": {"precision": "amp-fp16"},
@@ -83,6 +86,9 @@ CASES = [
     (EXPERTS, {"lora": 4}),
     (IMAGES, {"precision": "bf16", "chunked_loss": True}),
     (IMAGES, {"lora": 4, "quantize": "nf4", "checkpointing": True}),
+    (WINDOWS, {"precision": "amp-bf16", "checkpointing": True}),
+    (WINDOWS, {"optimizer_in_backward": True}),
+    (WINDOWS, {"lora": 4}),
 ]
 
 
@@ -93,6 +99,7 @@ CASES = [
         *RECIPES,
         *("GPT-2", "GPT-2, bf16", "GPT-2, int8"),
         *("experts", "experts, LoRA", "images", "images, QLoRA"),
+        *("windows", "windows, optimizer in backward", "windows, LoRA"),
     ],
 )
 def test_extended_and_whole_trace_agree(config, settings):
@@ -117,26 +124,27 @@ def test_extended_and_whole_trace_agree(config, settings):
 
 
 @pytest.mark.parametrize(
-    ("config", "alike"),
+    ("config", "period"),
     [
-        (LLAMA, True),
-        (GPT2, True),
-        (EXPERTS, True),
-        (IMAGES, True),
-        (SmolLM3Config(**SMALL, num_hidden_layers=8), False),
+        (LLAMA, 1),
+        (GPT2, 1),
+        (EXPERTS, 1),
+        (IMAGES, 1),
+        (WINDOWS, 3),
+        (SmolLM3Config(**SMALL, num_hidden_layers=10), 4),
+        (SmolLM3Config(**SMALL, num_hidden_layers=8), 0),
         (
             Qwen2Config(**SMALL, num_hidden_layers=6, use_sliding_window=True, max_window_layers=3),
-            False,
+            0,
         ),
-        (Gemma3TextConfig(**SMALL, num_hidden_layers=8, head_dim=16), False),
     ],
     ids=[
-        *("Llama", "GPT-2", "experts", "images"),
-        *("SmolLM3, positions in three of four", "Qwen2 with windows", "Gemma 3"),
+        *("Llama", "GPT-2", "experts", "images", "Gemma 3"),
+        *("SmolLM3, positions in three of four", "only two times four", "Qwen2 with windows"),
     ],
 )
-def test_only_alike_layers_repeat(config, alike):
-    assert shapes_of(config).repeats is alike
+def test_after_so_many_layers_they_repeat(config, period):
+    assert shapes_of(config).period == period
 
 
 # --- logs that do not differ by whole stretches ---------------------------------------------------

@@ -126,7 +126,7 @@ def _changed(
             per_layer = [k for k, v in fields.items() if isinstance(v, list) and len(v) == depth]
             for key in per_layer:  # fewer are the first ones; for more the list is made again
                 entries = fields.pop(key)
-                if value < depth:
+                if isinstance(value, int) and value < depth:
                     fields[key] = entries[:value]
         fields[field] = value
     try:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from labkit.experiment import name_of
 from labkit.fake.process_group import fake_ranks
-from labkit.fake.repeated_layers import depths_of, extended_log
+from labkit.fake.repeated_layers import SHALLOW, SHARDED_DEPTHS, depths_of, extended_log
 from labkit.fake.repeated_steps import continued
 from labkit.hardware import catalogue, this_machine
 from labkit.hardware.catalogue import DEFAULT_GPU, Gpu
@@ -307,10 +307,9 @@ def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log,
     """Return the log of two steps, and the trace that it was extended from, if it was."""
     layers, period = config.get_text_config().num_hidden_layers, shapes_of(config).period
     # Some gradients are summed in the first layer alone, which then shows from the third layer on.
-    # Where GPUs share a model, a layer fetches the next one's weights.
-    least, ranks = (1, 2), nullcontext()
+    least, ranks = (SHALLOW, SHALLOW + 1), nullcontext()
     if recipe.ranks > 1:
-        least, ranks = (2,), fake_ranks(recipe.ranks, 0, as_cuda=True)
+        least, ranks = SHARDED_DEPTHS[:1], fake_ranks(recipe.ranks, 0, as_cuda=True)
     traced: dict[int, Trace] = {}
 
     def log_with_layers(count: int) -> Log:

@@ -23,7 +23,7 @@ from labkit.plan.shapes import shapes_of
 from labkit.trace import Category, Event, Phase, Storage, Trace
 
 CARD = gpu("a100-80gb")
-LAYERS = 4
+LAYERS = 5
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -47,13 +47,13 @@ EXPERTS = OlmoeConfig(
     eos_token_id=1,
     pad_token_id=0,
 )
-#: The vision tower is as deep as the decoder.
+#: The vision tower is as deep as the decoder, and its layers save more.
 IMAGES = LlavaConfig(
     text_config=LLAMA.to_dict(),
     vision_config={
         "model_type": "clip_vision_model",
-        "hidden_size": 32,
-        "intermediate_size": 64,
+        "hidden_size": 256,
+        "intermediate_size": 512,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 2,
         "image_size": 16,

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import rank_jobs
-from transformers import LlamaConfig, LlavaConfig
+from test_depth import IMAGES
+from transformers import LlamaConfig
 
 import labkit as lab
 from benchmarks.setups import TINY
@@ -23,20 +24,6 @@ from labkit.values import InputError
 pytestmark = pytest.mark.slow
 H100 = GPUS["h100"]
 CONFIG = LlamaConfig(**TINY | {"num_hidden_layers": 7})
-IMAGES = LlavaConfig(
-    text_config=CONFIG.to_dict(),
-    vision_config={
-        "model_type": "clip_vision_model",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 2,
-        "image_size": 16,
-        "patch_size": 4,
-    },
-    image_token_index=500,
-    image_seq_length=16,
-)
 RECIPES = {
     "bf16 units": {"precision": "amp-bf16", "optimizer": "sgd"},
     "checkpointing, chunked loss": {"checkpointing": True, "chunked_loss": True},

@@ -60,6 +60,10 @@ def write_fit_page(folder: Path) -> None:
     """
     for name in FILES:
         shutil.copy(HERE / name, folder)
+    if not (folder / "index.html").exists():  # a page by itself, which leads nowhere
+        page = folder / "fit.html"
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r"<nav.*</nav>", "", text), encoding="utf-8")
     data = json.dumps(page_data(), separators=(",", ":"), ensure_ascii=False)
     (folder / "fit-data.js").write_text(f"window.FIT = {data};\n", encoding="utf-8")
 
@@ -81,6 +85,7 @@ def page_data() -> dict[str, Any]:
         "gpus": [_gpu(gpu) for gpu in gpus()],
         "models": [_model(name, tried.get(name, {})) for name in known.models],
         "placeholders": PLACEHOLDERS,
+        "trusted": _trusted(),
         "trust": _trust(),
         "made": _made(),
     }
@@ -215,15 +220,17 @@ def _model(name: str, tried: dict[int, str]) -> dict[str, Any]:
 
 def _trust() -> str:
     """Return the part of the page that says where its numbers come from, as HTML."""
-    tables = sorted(accuracy.recorded().values(), key=lambda table: table.phantom)
+    tables = _checked()
     rows = [(each.where, *_errors(each)) for each in tables]
     heading, *published = _published_rows()
     parts = [
-        "<p>Each number on this page comes from a simulated training step: tensors have sizes and "
-        "no content, and a model of PyTorch's caching allocator serves their requests. We checked "
-        "it in three ways: on a GPU, where other recipes than those of this page ran for real; on "
+        "<p>The bytes on this page come from simulated training steps: tensors have sizes and no "
+        "content, and a model of PyTorch's caching allocator serves their requests. The seconds "
+        "are a lower bound from the GPU's data sheet. We checked the bytes of simulated steps in "
+        "three ways: on a GPU, where other recipes than those of this page ran for real; on "
         "phantom GPUs, where PyTorch's own allocator serves a whole program; and against published "
-        "figures. Simulated bytes came this close:</p>",
+        f"figures. The recipes train {_names(_models_tried(tables))}. Simulated bytes came this "
+        "close:</p>",
         _table("Simulated against PyTorch's allocator", _ERRORS, rows),
         "<p>The column “How do we know” names ways of this table that ran on a phantom. The last "
         f'check is of the phantom itself: <a href="{_PUBLISHED_SOURCE}">transformers\' '
@@ -235,6 +242,28 @@ def _trust() -> str:
         f"<p>{_BETWEEN}</p>",
     ]
     return "".join(parts)
+
+
+def _checked() -> list[accuracy.AccuracyTable]:
+    """Return what simulations were held to, real GPUs first."""
+    return sorted(accuracy.recorded().values(), key=lambda table: table.phantom)
+
+
+def _models_tried(tables: Sequence[accuracy.AccuracyTable]) -> list[str]:
+    names = {row.setup.split(",")[0] for table in tables for row in table.rows}
+    return sorted(names, key=lambda name: MODELS[name].parameters)
+
+
+def _names(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _trusted() -> str:
+    """Return what stands beside the verdict where the batch itself was simulated."""
+    first = _checked()[0]
+    recipes, _, reserved = _errors(first)
+    where = first.where if first.phantom else f"an {first.where}"
+    return f"{recipes} other recipes ran on {where}: reserved bytes were within {reserved}."
 
 
 _ERRORS = ("GPU", "Recipes", "Allocated, largest error", "Reserved, largest error")

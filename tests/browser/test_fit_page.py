@@ -81,7 +81,7 @@ def test_the_page_finds_what_python_finds(opened, monkeypatch, outdated):
         page.goto(page.url.split("#")[0] + STATE.format(name, gpu.key, gpus, rows, length))
         page.wait_for_function(f"state.s === {length} && state.m === '{name}'")
         host_memory_bytes = draw.choice([5 * MIB, 64 * GIB])
-        page.evaluate(f"state.ram = {host_memory_bytes / GIB}")
+        page.evaluate(f"state.ram = {host_memory_bytes / GIB} / FOR_TRAINING")
         expected = lookup.find(
             name,
             gpu,
@@ -190,7 +190,8 @@ def test_what_nothing_can_hold_is_said(opened):
 def test_what_does_not_fit_leads_to_what_would(opened):
     address = STATE.format(MODEL, "small", 1, 4, 1024).split("&may=")[0] + "&may="
     page = opened(address)
-    assert "does not fit" in page.inner_text("#verdict")
+    assert "No way you allow fits" in page.inner_text("#verdict")
+    assert "The GPU lacks" in page.inner_text("#why")
     assert page.is_visible("#warning")
     offers = page.locator("#offers button").all_inner_texts()
     assert offers
@@ -198,6 +199,21 @@ def test_what_does_not_fit_leads_to_what_would(opened):
         page.get_by_role("button", name=offer, exact=True).click()
         assert "✔" in page.inner_text("#verdict") or "≈" in page.inner_text("#verdict")
         opened(address)
+
+
+def test_steps_that_help_only_together_are_offered_together(opened):
+    page = opened(STATE.format(MODEL, "small", 1, 1, 512).split("&may=")[0] + "&may=")
+    page.evaluate("""() => {
+        const all = judged({ ...state, may: MAY.map(([key]) => key) });
+        FIT.gpus = [{ ...gpuOf(state), capacity: Math.min(...all.map(each => each.reserved)) }];
+        state.ram = 0.01; // GiB
+        update();
+    }""")
+    assert "No single change is enough" in page.inner_text("#offers p")
+    page.locator("#offers button").first.click()
+    assert "✔" in page.inner_text("#verdict")
+    assert page.evaluate("state.may") == ["bf16", "cpu"]  # and not more than is needed
+    assert page.evaluate("state.ram") == 1
 
 
 def test_a_link_or_a_number_that_cannot_be_is_said(opened):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
 from labkit.course.results import result_folders
-from labkit.fitting.table import MORE_RESERVED, Answer, FitTable, answer
+from labkit.fitting.table import MORE_MEASURED, MORE_RESERVED, Answer, FitTable, answer
 from labkit.hardware import catalogue
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 FILE = "fits.json.gz"
 _PRECISIONS = {"fp32": "FP32", "amp-bf16": "AMP BF16", "amp-fp16": "AMP FP16", "bf16": "BF16"}
 _OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
-#: It fits; it does unless more is reserved than between points may be; it does only without cached
-#: blocks; it does not.
+#: It fits; it does unless more is reserved, as may be; it does only without cached blocks; it does
+#: not.
 VERDICTS = ("fits", "near", "tight", "no")
 _SHOWN = ("reserved", "allocated", "host")
 _ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, double quantization"}
@@ -131,11 +131,12 @@ def _judged(recipe: Recipe, found: Answer, gpu: Gpu, host_limit_bytes: float) ->
     more, limit_bytes = more_workspace_bytes(gpu), gpu.budget_bytes
     values = {name: round(value) for name, value in found.values.items()}
     values |= {name: values[name] + more for name in ("allocated", "reserved", "floor")}
+    more_reserved = MORE_MEASURED if found.known else MORE_RESERVED
     if values["allocated"] > limit_bytes or recipe.ranks * values["host"] > host_limit_bytes:
         verdict = "no"
     elif values["reserved"] > limit_bytes:
         verdict = "tight"
-    elif not found.known and values["reserved"] * (1 + MORE_RESERVED) > limit_bytes:
+    elif values["reserved"] * (1 + more_reserved) > limit_bytes:
         verdict = "near"
     else:
         verdict = "fits"

@@ -15,17 +15,19 @@ const PARTS = [
   ["cached", "Reserved beyond that", "#D8D8D8"],
 ];
 const MAY = [
+  ["mixed", "Compute matrix products in 16 bits (mixed precision)"],
   ["adapters", "Train adapters only (LoRA)"],
   ["four-bit", "Round the frozen weights to 4 bits (QLoRA)"],
   ["bf16", "Keep trained weights in BF16, without an FP32 copy"],
   ["optimizer", "Use 8-bit AdamW or Adafactor"],
-  ["cpu", "Use the computer's memory (offloading)"],
+  ["cpu", "Use system RAM (offloading)"],
   ["eager", "Compute attention without a fused kernel"],
 ];
 const VERDICTS = ["fits", "near", "tight", "no"];
 const MARKS = { fits: "✔", near: "≈", tight: "!", no: "✘" };
-const SHOWN_WAYS = 12, MOST_ROWS = 128, MOST_RAM = 65536, RAM_PER_GPU = 64; // GiB
-const FOR_TRAINING = 0.9; // of the computer's memory; the rest is the system's
+const SHOWN_WAYS = matchMedia("(max-width: 48rem)").matches ? 5 : 12;
+const MOST_ROWS = 128, MOST_RAM = 65536, RAM_PER_GPU = 64; // GiB
+const FOR_TRAINING = 0.9; // of the RAM; the rest is the system's
 const $ = id => document.getElementById(id);
 
 // --- between the points ----------------------------------------------------------------------
@@ -126,10 +128,13 @@ function judge(state, index) {
   found.hostShort = Math.max(0, way.recipe.ranks * found.host - hostLimit(state));
   if (found.allocated > gpu.capacity || found.hostShort) found.verdict = "no";
   else if (found.spare < 0) found.verdict = "tight";
-  else found.verdict = !found.known && found.reserved * (1 + FIT.off) > gpu.capacity ? "near" : "fits";
+  else found.verdict = found.reserved + moreOf(found) > gpu.capacity ? "near" : "fits";
   found.perThousand = 1000 * leastSeconds(gpu, way, found) / (state.b * state.s * way.recipe.ranks);
   return { ...found, way, index };
 }
+
+/** What may be reserved beyond what was found. */
+const moreOf = found => found.reserved * (found.known ? FIT.measured : FIT.off);
 
 /** Whether a GPU is one for a way: those that compute in BF16 need no FP16. */
 const suits = (gpu, { recipe }) => gpu.bf16 ? recipe.precision !== "amp-fp16" : !recipe.precision.includes("bf16");
@@ -173,7 +178,7 @@ const batches = Array.from({ length: MOST_ROWS }, (_, i) => i + 1);
 /** The largest batch of a way that fits, as text. */
 function largestBatch(state, index) {
   const most = largest(state, "b", batches, changed => judge(changed, index));
-  if (!most) return "none";
+  if (!most) return "none for certain";
   return most === MOST_ROWS || !judge({ ...state, b: most + 1 }, index) ? `${most} or more` : `${most}`;
 }
 
@@ -186,7 +191,7 @@ function doing(change) {
     change.b && `use batch size ${change.b}`,
     change.s && `use sequence length ${change.s.toLocaleString("en")}`,
     change.g ? `use ${n > 1 ? `${n} ×` : "one"} ${name}` : change.n && `use ${n} GPUs`,
-    change.ram && `have ${change.ram.toLocaleString("en")} GiB in the computer`,
+    change.ram && `have ${change.ram.toLocaleString("en")} GiB of RAM`,
   ].filter(Boolean);
   return sentence(parts.join(", and "));
 }
@@ -206,7 +211,8 @@ function remedies(state) {
     if (!best) return false;
     const all = { ...change, ...extra(best) }, shared = changed.n > 1;
     const ram = hostText(best.host * changed.n), takes = [`${bytesText(best.reserved)} of ${shared ? "each" : "the"} GPU`];
-    if (best.host > 2 ** 24) takes.push(`${ram} of the computer's ${(all.ram || ramOf(changed)).toLocaleString("en")} GiB`);
+    if (best.host > 2 ** 24) takes.push(`${ram} of ${(all.ram || ramOf(changed)).toLocaleString("en")} GiB of RAM`);
+    takes.push(secondsText(best));
     found.push([doing(all), `${best.way.label}: ${takes.join(", ")}`, { ...all, w: "" }]);
     return true;
   };
@@ -251,11 +257,13 @@ const listed = texts => [texts.slice(0, -1).join(", "), texts.at(-1)].filter(Boo
 const sentence = text => text.slice(0, 1).toUpperCase() + text.slice(1);
 const hostText = bytes => bytes > 2 ** 24 ? bytesText(bytes) : "next to nothing";
 
+const secondsText = found => `≥ ${digits(found.perThousand)} s per 1,000 tokens`;
+
 /** How a number is known, for the column of the table. */
 function known(found) {
   const tried = modelOf(state).tried[found.index], length = Math.min(FIT.usualLength, longestOf(state));
   if (tried && state.b === 1 && state.s === length) return `simulated; ${tried}`;
-  const how = outdated(state) ? "simulated by older rules" : found.exact ? "simulated" : found.known ? "simulated with as many tokens" : "between simulated batches";
+  const how = outdated(state) ? "simulated by an earlier version" : found.exact ? "simulated" : found.known ? "simulated with as many tokens" : "between simulated batches";
   return tried ? `${how}; at 1 × ${length}, ${tried}` : how;
 }
 
@@ -299,9 +307,11 @@ function readAddress() {
   state.n = Number(choose("n", "number of GPUs", ["1", ...FIT.ranks.map(String)], "1"));
   state.b = whole("b", "batch size", MOST_ROWS, 1);
   state.s = whole("s", "sequence length", FIT.mostLength, 2048);
-  state.ram = whole("ram", "computer's memory", MOST_RAM, null);
-  const may = said.has("may") ? said.get("may").split(",") : MAY.map(([key]) => key).slice(0, -1);
-  state.may = MAY.map(([key]) => key).filter(key => may.includes(key));
+  state.ram = whole("ram", "system RAM", MOST_RAM, null);
+  const keys = MAY.map(([key]) => key), named = said.has("may") ? said.get("may").split(",").filter(Boolean) : keys.slice(0, -1);
+  const unknown = named.filter(key => !keys.includes(key));
+  if (unknown.length) wrong.push(`change “${unknown.join()}”`);
+  state.may = keys.filter((key, i) => unknown.length ? i < keys.length - 1 : named.includes(key));
   state.w = choose("w", "way", ["", ...FIT.ways.map(way => way.label)], "");
   $("notice").textContent = wrong.length ? `This link asks for something this page doesn't have: ${wrong.join(", ")}. It shows its defaults instead.` : "";
   return wrong;
@@ -321,26 +331,24 @@ function showControls() {
   $("batch").value = state.b;
   $("length").value = state.s;
   $("ram").value = ramOf(state);
-  $("ram-note").textContent = `${state.ram ? "" : `Assumed: ${RAM_PER_GPU} GiB in the computer for each GPU. `}A tenth of the computer's memory is left to the system.`;
-  for (const box of $("may").querySelectorAll("input")) box.checked = state.may.includes(box.value);
+  $("ram-note").textContent = `${state.ram ? "" : `Assumed: ${RAM_PER_GPU} GiB of RAM for each GPU. `}A tenth of the RAM is left to the system.`;
 }
 
 /** Take the state from the form, or say what is wrong there. */
 function readControls() {
   const wrong = $("choose").querySelector("input:invalid");
   document.querySelector("main").classList.toggle("stale", Boolean(wrong));
-  $("notice").textContent = wrong ? `${wrong.labels[0].firstChild.textContent.trim()}: a whole number from 1 to ${Number(wrong.max).toLocaleString("en")}.` : "";
+  $("notice").textContent = wrong ? `${wrong.labels[0].firstChild.textContent.trim()}: a whole number from 1 to ${Number(wrong.max).toLocaleString("en")} on this page.` : "";
   if (wrong) return;
   const before = ramOf(state), ram = Number($("ram").value);
   if (ram !== before) state.ram = ram;
   Object.assign(state, {
     m: $("model").value, g: $("gpu").value, n: Number($("gpus").value),
     b: Number($("batch").value), s: Number($("length").value),
-    may: [...$("may").querySelectorAll(":checked")].map(box => box.value),
+    may: [...$("may").querySelectorAll("input")].filter(box => box.disabled ? state.may.includes(box.value) : box.checked).map(box => box.value),
   });
-  const chosen = FIT.ways.findIndex(way => way.label === state.w);
-  if (!allowed(state).includes(chosen) || !fits(judge(state, chosen))) state.w = "";
-  showControls(); // the computer's memory grows with the number of GPUs
+  if (!allowed(state).some(index => FIT.ways[index].label === state.w)) state.w = "";
+  showControls(); // RAM grows with the number of GPUs
   update();
 }
 
@@ -360,26 +368,25 @@ function drawBar(found, gpu) {
   $("bar").innerHTML = `<svg viewBox="0 0 1000 54" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
     stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4"/></svg>`;
   $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(gpu.capacity)}: ${texts.join(", ")}`);
-  $("limit").textContent = `The line: ${bytesText(gpu.capacity)}, which PyTorch can use on ${gpu.name} where nothing else does, such as a monitor`;
+  $("limit").textContent = `Limit: ${bytesText(gpu.capacity)}, what PyTorch can use of ${gpu.name} if nothing else does, such as a monitor`;
   $("parts").replaceChildren(...shown.map(([, , colour], i) =>
     make("span", "", {}, make("i", "", { style: `background:${colour}` }), texts[i])));
 }
 
 function showFacts(found) {
-  // What the computer lacks is said elsewhere.
-  const enough = { ...state, ram: MOST_RAM }, batch = largestBatch(enough, found.index), each = state.n > 1 ? " on each GPU" : "";
+  const enough = { ...state, ram: MOST_RAM }, batch = largestBatch(state, found.index), each = state.n > 1 ? " on each GPU" : "";
   const smallest = [...FIT.gpus].sort((x, y) => x.capacity - y.capacity)
     .find(gpu => suits(gpu, found.way) && fits(judge({ ...enough, g: gpu.key }, found.index)));
   const together = state.n === 2 ? "Both GPUs" : `All ${state.n} GPUs`, others = state.n === 2 ? "the other GPU" : "the other GPUs";
-  const about = found.known ? "" : "about ", range = [found.least, found.most].map(bytesText);
+  const about = aboutText(found), range = [found.least, found.most].map(bytesText);
   const most = `this has to fit; usually at most ${bytesText(FIT.off * found.reserved)} more`;
   const facts = [
     [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "this has to fit" : most],
     ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "used by tensors" : `between ${range.join(" and ")}`],
     ["Lower limit", bytesText(found.floor), "no allocator could need less"],
-    ["Computer's memory", hostText(found.host * state.n), "during a step; loading and saving the weights may take more"],
-    ["Largest batch this way", found.known ? batch : `about ${batch}`, `of ${plural(state.s, "token")}${each}`],
-    ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch${found.hostShort ? ", and more memory in the computer" : ""}` : ""],
+    ["System RAM", hostText(found.host * state.n), "during a step; loading and saving the weights may take more"],
+    ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
+    ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch${found.hostShort ? ", and more RAM" : ""}` : ""],
     ["1,000 tokens take", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. ${together} together` : ""}`],
     [`Work of a step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} moved in the GPU`],
   ];
@@ -389,12 +396,14 @@ function showFacts(found) {
     make("dt", name), make("dd", value, {}, make("small", small)))));
 }
 
-/** Who lacks how many bytes where a way does not fit. */
-const shortages = found => [["GPU", -found.spare], ["computer", found.hostShort]].filter(([, bytes]) => bytes > 0);
+/** How much is missing, and where. */
+const shortText = found => listed([[state.n > 1 ? "on each GPU" : "on the GPU", -found.spare], ["in RAM", found.hostShort]]
+  .filter(([, bytes]) => bytes > 0).map(([where, bytes]) => `${bytesText(bytes)} short ${where}`));
+const aboutText = found => found.known ? "" : "about ";
 
 function spareText(found) {
   const spare = bytesText(found.spare);
-  if (found.verdict === "no") return listed(shortages(found).map(([who, bytes]) => `${who} ${bytesText(bytes)} short`));
+  if (found.verdict === "no") return shortText(found);
   return { fits: spare, near: `about ${spare}`, tight: `${spare} short; may fit if PyTorch frees cached blocks` }[found.verdict];
 }
 
@@ -408,13 +417,13 @@ function showWays(found, chosen) {
     const cell = (label, text, kind = "") => make("td", text, { "data-label": label, class: kind });
     return make("tr", "", each === chosen ? { class: "chosen" } : {},
       make("td", "", {}, make("label", "", {}, radio, make("span", each.way.label))),
-      cell("Needs", bytesText(each.reserved), "number"),
+      cell("Needs", aboutText(each) + bytesText(each.reserved), "number"),
       cell("To spare", `${MARKS[each.verdict]} ${spareText(each)}`, each.verdict),
-      cell("Computer's memory", hostText(each.host * state.n)),
-      cell("Largest batch", largestBatch({ ...state, ram: MOST_RAM }, each.index)),
+      cell("RAM", hostText(each.host * state.n)),
+      cell("Largest batch", largestBatch(state, each.index)),
       cell("1,000 tokens", `≥ ${digits(each.perThousand)} s`, "number"),
       cell("Changes", [...each.way.changes, ...(each.way.recipe.precision.startsWith("amp") ? ["matrix products are computed in 16 bits"] : [])].join("; ") || "nothing"),
-      cell("How do we know", known(each)));
+      cell("Evidence", known(each)));
   }));
   $("more").hidden = found.length <= SHOWN_WAYS;
   $("more").textContent = state.all ? "Show fewer ways" : `Show all ${found.length} ways`;
@@ -430,8 +439,8 @@ function showRules() {
   });
   $("rules").replaceChildren(...about.map(([name, says, found]) => {
     const off = says / found.reserved - 1, cell = (label, text) => make("td", text, { "data-label": label, class: "number" });
-    return make("tr", "", {}, make("td", name), cell("Says", bytesText(says)), make("td", found.way.label, { "data-label": "It is about" }),
-      cell("Which needs", bytesText(found.reserved)), cell("The rule is", `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "low" : "high"}`));
+    return make("tr", "", {}, make("td", name), cell("Says", bytesText(says)), make("td", found.way.label, { "data-label": "Applies to" }),
+      cell("Actually needs", bytesText(found.reserved)), cell("The rule is", `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "low" : "high"}`));
   }));
   $("no-rules").hidden = about.length > 0;
   $("rules-table").hidden = !about.length;
@@ -442,9 +451,9 @@ function showTaking(way, found) {
   const model = modelOf(state), ram = state.ram || found?.host > 2 ** 24 ? `--host-memory ${Math.floor(hostLimit(state) / GIB)}GiB ` : "";
   const sharing = state.n > 1 && !way.options.includes("--ranks"); // not in the table
   const options = `--batch-size ${state.b} --seq-len ${state.s} ${ram}${way.options}`.trim();
-  $("command").textContent = sharing
+  $("command").replaceChildren(...unbroken(sharing
     ? `labkit advise ${model.name} --gpu ${state.g} --gpus ${state.n} --seq-len ${state.s}`
-    : `labkit estimate ${model.name} --gpu ${state.g} ${options}`;
+    : `labkit estimate ${model.name} --gpu ${state.g} ${options}`));
   $("taking").hidden = model.images || !found;
   const text = way.script
     .replaceAll(FIT.placeholders.model, model.hub || model.name)
@@ -454,13 +463,13 @@ function showTaking(way, found) {
     .replaceAll(FIT.placeholders.length, state.s);
   const tight = found?.verdict === "tight";
   $("warning").hidden = !found || fits(found);
-  $("warning").textContent = tight ? "This way may run out of memory." : "This way does not fit: its script would run out of memory.";
+  $("warning").textContent = tight ? "This way may run out of memory. With expandable segments, as below, PyTorch usually reserves less." : "This way does not fit: its script would run out of memory.";
   $("script").href = `data:text/x-python;charset=utf-8,${encodeURIComponent(text)}`;
   const torchrun = `torchrun --nproc-per-node ${state.n} train.py your.txt`;
-  $("launch").textContent = (tight ? `PYTORCH_ALLOC_CONF=expandable_segments:True ` : "") + (state.n > 1 ? torchrun : "python train.py your.txt");
+  $("launch").replaceChildren(...unbroken((tight ? "PYTORCH_ALLOC_CONF=expandable_segments:True " : "") + (state.n > 1 ? torchrun : "python train.py your.txt")));
   $("tokens").textContent = state.s.toLocaleString("en");
   const started = state.n > 1 ? `-- ${torchrun}` : "train.py your.txt";
-  $("phantom").textContent = `labkit phantom --gpu ${state.g} ${tight ? "--expandable-segments " : ""}${started}`;
+  $("phantom").replaceChildren(...unbroken(`labkit phantom --gpu ${state.g} ${tight ? "--expandable-segments " : ""}${started}`));
 }
 
 /** Why the table has no answer: a headline, a sentence, and a change that leads back. */
@@ -471,8 +480,8 @@ function nothing() {
   if (state.s > longest) return ["No answer", `In this table ${state.m} takes at most ${text(longest)} tokens in a sequence.`, { s: longest }];
   if (model.images && state.s < model.shortest) return ["No answer", `An image of ${state.m} is ${model.images} tokens, and each row has one: the table begins at ${text(model.shortest)} tokens in a sequence.`, { s: model.shortest }];
   if (total < least) {
-    const b = Math.ceil(least / state.s), back = b > MOST_ROWS ? { s: Math.ceil(least / state.b) } : { b };
-    return ["No answer", `The table begins at ${least} tokens in a step.`, back];
+    const s = Math.ceil(least / state.b);
+    return ["No answer", `The table begins at ${least} tokens in a step.`, s > longest ? { b: Math.ceil(least / state.s) } : { s }];
   }
   if (total > most) return ["No answer", `${state.b} × ${text(state.s)} is beyond the table, which ends at ${text(most)} tokens in a step.`, { b: Math.floor(most / state.s) }];
   if (!allowed(state).length) return ["No answer", "This table covers several GPUs only if they compute in BF16.", { n: 1 }];
@@ -480,13 +489,15 @@ function nothing() {
   return [`✘ ${noneText()}`, `Every way you allow needs more than ${limit} per GPU, the largest size in this table.`, null];
 }
 
+/** Words of a command, which are not to be broken at their hyphens. */
+const unbroken = text => text.split(" ").flatMap(word => [make("span", word), " "]);
+
 const gpusText = () => state.n > 1 ? `${state.n} × ${gpuOf(state).name}` : `an ${gpuOf(state).name}`; // all are NVIDIA
 
 /** That nothing fits, and whether that holds for all ways. */
 function noneText() {
-  const on = `${state.m} on ${gpusText()}`;
-  if (MAY.slice(0, -1).some(([key]) => !state.may.includes(key))) return `No way you allow fits ${on}`;
-  return state.n > 1 ? `No way on this page fits ${on}` : `${state.m} does not fit on ${gpusText()}`;
+  const narrow = MAY.slice(0, -1).some(([key]) => !state.may.includes(key));
+  return `${state.m} does not fit on ${gpusText()}${narrow ? " with what you allow" : state.n > 1 ? " in any way on this page" : ""}`;
 }
 
 /** Show everything for the state. */
@@ -501,6 +512,7 @@ function update(keepAddress = false) {
       bf16: !gpu.bf16 && "needs a GPU with BF16",
     }[box.value];
     box.disabled = Boolean(idle);
+    box.checked = !idle && state.may.includes(box.value);
     box.nextSibling.textContent = MAY.find(([key]) => key === box.value)[1] + (idle ? `: ${idle}` : "");
   }
   const best = found[0], chosen = found.find(each => each.way.label === state.w) || best;
@@ -509,19 +521,19 @@ function update(keepAddress = false) {
   const fitting = found.filter(fits).length;
   const verdict = chosen?.verdict || (missing[2] ? "tight" : "no");
   const spare = chosen && bytesText(chosen.spare);
-  const why = outdated(state) ? "This model waits to be computed again by today's rules, and" : "This batch lies between simulated ones, where";
-  const lack = chosen && shortages(chosen).map(([who, bytes]) => `the ${who} lacks ${bytesText(bytes)}`);
+  const kind = chosen?.way.label.split(/[,;]/)[0].replace("All weights", "all weights trained");
   const words = chosen && {
-    fits: [`${state.m} fits on ${gpusText()}`, `${spare} to spare.`],
-    near: [`${state.m} probably fits on ${gpusText()}`, `About ${spare} to spare. ${why} PyTorch may reserve ${bytesText(FIT.off * chosen.reserved)} more: the command below computes it.`],
-    tight: [`${fitting ? "This way" : state.m} may fit on ${gpusText()}`, `PyTorch would reserve ${spare} more than there is. What its tensors use does fit, so it may succeed after giving back cached blocks.`],
-    no: [fitting ? `This way does not fit on ${gpusText()}` : noneText(), `${sentence(listed(lack))}.`],
+    fits: [`${state.m} fits on ${gpusText()} with ${kind}`, `${spare} to spare.`],
+    near: [`${state.m} probably fits on ${gpusText()} with ${kind}`, `${sentence(aboutText(chosen) + spare)} to spare, and PyTorch may reserve ${bytesText(moreOf(chosen))} more.`],
+    tight: [`${fitting ? "This way" : state.m} may fit on ${gpusText()} with ${kind}`, `PyTorch would reserve ${spare} more than there is. What its tensors use does fit, so it may succeed after giving back cached blocks.`],
+    no: [fitting ? `This way does not fit on ${gpusText()}` : noneText(), `${shortText(chosen)}.`],
   }[chosen.verdict];
   $("verdict").textContent = words ? `${MARKS[verdict]} ${words[0]}` : missing[0];
   $("verdict").className = verdict;
-  const role = chosen !== best ? "" : { fits: "Fewest changes, then fastest: ", near: "", tight: "", no: "The nearest to fitting: " }[verdict];
-  $("why").textContent = words ? `${role}${chosen.way.label}. ${words[1]}` : missing[1];
-  $("brief").textContent = words ? `${MARKS[verdict]} ${verdict === "fits" ? `fits, ${spareText(chosen)} to spare` : spareText(chosen)}` : missing[0];
+  const role = chosen !== best ? "" : { fits: "The fewest changes: ", near: "", tight: "", no: "The nearest to fitting: " }[verdict];
+  const batch = `${state.b} × ${state.s.toLocaleString("en")} tokens`;
+  $("why").textContent = words ? `${role}${chosen.way.label}, with ${batch}. ${words[1]}` : missing[1];
+  $("brief").textContent = words ? `${MARKS[verdict]} ${chosen.way.label}, ${batch}: ${spareText(chosen)}${fits(chosen) ? " to spare" : ""}` : missing[0];
   $("brief").className = verdict;
   const [heading, offers] = fitting ? ["", []] : remedies(state);
   const back = missing?.[2], names = { s: "sequence length", b: "batch size", n: "number of GPUs" };
@@ -533,14 +545,14 @@ function update(keepAddress = false) {
   $("offers").hidden = fitting && !offers.length;
   $("offers").firstElementChild.textContent = back ? "" : heading;
   $("offers").lastElementChild.replaceChildren(...offers.map(offer => make("li", "", {}, changing(...offer))));
-  $("trusted").textContent = outdated(state) ? "Simulated by older rules, and about right."
+  $("trusted").textContent = outdated(state) ? "Simulated by an earlier version of labkit, and not yet again by today's: about right."
     : chosen?.known ? `Simulated, not measured on a GPU. ${FIT.trusted}`
-    : "Between two simulated batches. In 300 trials from 11 % less to 19 % more was reserved than this page says.";
+    : "Between two simulated batches. In 300 trials PyTorch reserved between 11 % less and 19 % more than this page says.";
   showRules();
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {
     $("ways-text").textContent = fitting
-      ? `${fitting} of ${found.length} ways fit. Fewest changes first, then fastest.`
+      ? `${fitting} of ${found.length} ways fit. Fewest changes to the training first, not counting mixed precision; then roughly by speed.`
       : "None fits. The nearest to fitting comes first.";
     if (state.n > 1) $("ways-text").textContent += ` For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
       are not simulated there. What fits on one GPU also runs on each of several (DDP), which takes a second copy of the gradients.`;

@@ -223,7 +223,7 @@ function remedies(state) {
   const b = smaller("b", batches), s = smaller("s", FIT.table.tokens);
   if (b) offer({ b });
   else if (s) offer({ s });
-  if (!fits(judged(state)[0])) offer({}, { ram: MOST_RAM });
+  offer({}, { ram: MOST_RAM });
   const more = FIT.ranks.filter(n => n > state.n), capacity = gpuOf(state).capacity;
   const larger = FIT.gpus.filter(gpu => gpu.capacity > capacity).sort((x, y) => x.capacity - y.capacity).map(gpu => gpu.key);
   more.some(n => offer({ n }));

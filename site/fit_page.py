@@ -237,8 +237,7 @@ def _trust() -> str:
         "are a lower bound from the GPU's data sheet. We checked the bytes of simulated steps in "
         "three ways: on a GPU, where other recipes than those of this page ran for real; on "
         "phantom GPUs, where PyTorch's own allocator serves a whole program; and against published "
-        f"figures. The recipes train {_names(_models_tried(tables))}. Simulated bytes came this "
-        "close:</p>",
+        f"figures. {_models_tried(tables)}Simulated bytes came this close:</p>",
         _table("Simulated against PyTorch's allocator", _ERRORS, rows),
         "<p>The column “Evidence” names the few ways of this table that ran on a phantom "
         "themselves. The last check is of the phantom itself: "
@@ -258,17 +257,17 @@ def _checked() -> list[accuracy.AccuracyTable]:
     return sorted(accuracy.recorded().values(), key=lambda table: table.phantom)
 
 
-def _models_tried(tables: Sequence[accuracy.AccuracyTable]) -> list[str]:
-    names = {row.setup.split(",")[0] for table in tables for row in table.rows}
-    return sorted(names, key=lambda name: MODELS[name].parameters)
-
-
-def _names(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+def _models_tried(tables: Sequence[accuracy.AccuracyTable]) -> str:
+    """Return a sentence that names them; nothing where nothing is recorded."""
+    found = {row.setup.split(",")[0] for table in tables for row in table.rows}
+    names = sorted(found, key=lambda name: MODELS[name].parameters)
+    return f"The recipes train {', '.join(names)}. " if names else ""
 
 
 def _trusted() -> str:
     """Return what stands beside the verdict where the batch itself was simulated."""
+    if not _checked():
+        return ""
     first = _checked()[0]
     recipes, _, reserved = _errors(first)
     where = first.where if first.phantom else f"an {first.where}"

@@ -34,8 +34,8 @@ USUAL_LENGTH = 2048
 #: In 95 of 100 random batches between points not more than this share was reserved beyond what the
 #: chord says (docs/LOG.md).
 MORE_RESERVED = 0.1
-#: Of 60 recipes on an H200 none reserved a larger share beyond its simulation: 1.16 % at most
-#: (``results/h200/accuracy.json``).
+#: No recipe that ran on a GPU reserved a larger share beyond its simulation (the worst of 60 on an
+#: H200, 1.17 %: ``results/h200/accuracy.json``).
 MORE_MEASURED = 0.012
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, Meta(gt=0, lt=1 << 50)]

@@ -178,7 +178,7 @@ const batches = Array.from({ length: MOST_ROWS }, (_, i) => i + 1);
 /** The largest batch of a way that fits, as text. */
 function largestBatch(state, index) {
   const most = largest(state, "b", batches, changed => judge(changed, index));
-  if (!most) return "none for certain";
+  if (!most) return judge({ ...state, b: 1 }, index)?.verdict === "tight" ? "none for certain" : "none";
   return most === MOST_ROWS || !judge({ ...state, b: most + 1 }, index) ? `${most} or more` : `${most}`;
 }
 
@@ -404,7 +404,7 @@ const aboutText = found => found.known ? "" : "about ";
 function spareText(found) {
   const spare = bytesText(found.spare);
   if (found.verdict === "no") return shortText(found);
-  return { fits: spare, near: `about ${spare}`, tight: `${spare} short; may fit if PyTorch frees cached blocks` }[found.verdict];
+  return { fits: spare, near: aboutText(found) + spare, tight: `${spare} short; may fit if PyTorch frees cached blocks` }[found.verdict];
 }
 
 function showWays(found, chosen) {
@@ -463,7 +463,7 @@ function showTaking(way, found) {
     .replaceAll(FIT.placeholders.length, state.s);
   const tight = found?.verdict === "tight";
   $("warning").hidden = !found || fits(found);
-  $("warning").textContent = tight ? "This way may run out of memory. With expandable segments, as below, PyTorch usually reserves less." : "This way does not fit: its script would run out of memory.";
+  $("warning").textContent = tight ? "This way may run out of memory. With expandable segments, as below, PyTorch may reserve less." : "This way does not fit: its script would run out of memory.";
   $("script").href = `data:text/x-python;charset=utf-8,${encodeURIComponent(text)}`;
   const torchrun = `torchrun --nproc-per-node ${state.n} train.py your.txt`;
   $("launch").replaceChildren(...unbroken((tight ? "PYTORCH_ALLOC_CONF=expandable_segments:True " : "") + (state.n > 1 ? torchrun : "python train.py your.txt")));
@@ -547,7 +547,7 @@ function update(keepAddress = false) {
   $("offers").lastElementChild.replaceChildren(...offers.map(offer => make("li", "", {}, changing(...offer))));
   $("trusted").textContent = outdated(state) ? "Simulated by an earlier version of labkit, and not yet again by today's: about right."
     : chosen?.known ? `Simulated, not measured on a GPU. ${FIT.trusted}`
-    : "Between two simulated batches. In 300 trials PyTorch reserved between 11 % less and 19 % more than this page says.";
+    : FIT.between;
   showRules();
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {

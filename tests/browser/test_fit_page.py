@@ -214,6 +214,8 @@ def test_steps_that_help_only_together_are_offered_together(opened):
     assert "✔" in page.inner_text("#verdict")
     assert page.evaluate("state.may") == ["bf16", "cpu"]  # and not more than is needed
     assert page.evaluate("state.ram") == 1
+    without_ram = "largestBatch({ ...state, ram: 0.001 }, judged(state)[0].index)"
+    assert page.evaluate(without_ram) == "none"
 
 
 def test_a_link_or_a_number_that_cannot_be_is_said(opened):

@@ -15,6 +15,7 @@ from small_fits import MODEL, WAYS, plan_small_table, small_table
 from labkit.cli.main import main
 from labkit.fitting import build, lookup
 from labkit.fitting.table import (
+    MORE_MEASURED,
     MORE_RESERVED,
     TOKENS,
     FitTable,
@@ -28,6 +29,7 @@ from labkit.hardware import catalogue
 from labkit.models.config import find_config
 from labkit.plan.estimate import estimate
 from labkit.plan.recipe import Recipe
+from labkit.recording import accuracy
 from labkit.support.files import PACKAGE, read_file
 from labkit.values import MIB, InputError
 
@@ -270,6 +272,17 @@ def test_between_its_points_it_is_as_near_as_the_page_says(own):
 
 
 # --- lookup ---------------------------------------------------------------------------------------
+
+
+def test_no_gpu_reserved_more_beyond_its_simulation_than_is_said():
+    tables = [each for each in accuracy.recorded().values() if not each.phantom]
+    beyond = [
+        row.reserved_bytes / row.simulated_reserved_bytes - 1
+        for table in tables
+        for row in table.rows
+        if row.reserved_bytes and row.simulated_reserved_bytes
+    ]
+    assert 0.9 * MORE_MEASURED < max(beyond) <= MORE_MEASURED  # and no wider than it must be
 
 
 def test_what_fits_comes_first_then_what_is_nearest(table):

@@ -246,8 +246,7 @@ def _trust() -> str:
         f'<a href="{_PUBLISHED_SOURCE}">transformers\' '
         "documentation of 2022</a> trains BERT-large on a V100 and says what the driver shows. "
         "With checkpointing the phantom is within 2.2 % of that. Without it, it holds 7 to 16 % "
-        "less. What the PyTorch and transformers of 2022 kept in each layer beyond what they keep "
-        "today is not known.</p>",
+        "less. We do not know what the versions of 2022 kept in addition.</p>",
         _table("Published runs of a V100, in MB", heading, published),
         f"<p>{_BETWEEN}</p>",
     ]
@@ -263,7 +262,7 @@ def _models_tried(tables: Sequence[accuracy.AccuracyTable]) -> str:
     """Return a sentence that names them; nothing where nothing is recorded."""
     found = {row.setup.split(",")[0] for table in tables for row in table.rows}
     names = sorted(found, key=lambda name: MODELS[name].parameters)
-    return f"The recipes train {', '.join(names)}. " if names else ""
+    return f"The recipes cover {', '.join(names)}. " if names else ""
 
 
 def _trusted() -> str:
@@ -274,7 +273,7 @@ def _trusted() -> str:
     first = tables[0]
     recipes, _, reserved = _errors(first)
     where = first.where if first.phantom else f"an {first.where}"
-    return f"{recipes} other recipes ran on {where}: reserved bytes were within {reserved}."
+    return f"For {recipes} other recipes run on {where}, reserved memory was within {reserved}."
 
 
 _ERRORS = ("GPU", "Recipes", "Allocated, largest error", "Reserved, largest error")

@@ -12,13 +12,13 @@ const PARTS = [
   ["activations", "Activations", "#D55E00"],
   ["temporary", "Temporary", "#CC79A7"],
   ["rest", "Buffers, workspaces, rounding", "#8A8A8A"],
-  ["cached", "Reserved beyond that", "#D8D8D8"],
+  ["cached", "Reserved, not used", "#D8D8D8"],
 ];
 const MAY = [
-  ["mixed", "Compute matrix products in 16 bits (mixed precision)"],
-  ["adapters", "Train adapters only (LoRA)"],
+  ["mixed", "Mixed precision: FP32 weights, matrix products in 16 bits (AMP)"],
+  ["adapters", "Train adapters only, beside 16-bit weights (LoRA)"],
   ["four-bit", "Round the frozen weights to 4 bits (QLoRA)"],
-  ["bf16", "Keep trained weights in BF16, without an FP32 copy"],
+  ["bf16", "Train in pure BF16, without FP32 weights"],
   ["optimizer", "Use 8-bit AdamW or Adafactor"],
   ["cpu", "Use system RAM (offloading)"],
   ["eager", "Compute attention without a fused kernel"],
@@ -207,7 +207,7 @@ function remedies(state) {
       return { ...(may.length > changed.may.length && { may }), ...(ram > ramOf(changed) && { ram }) };
     };
     const [best] = judged({ ...changed, ...granted }).filter(fits)
-      .sort((x, y) => Object.keys(extra(x)).length - Object.keys(extra(y)).length);
+      .sort((x, y) => Object.keys(extra(x)).length - Object.keys(extra(y)).length || (extra(x).ram || 0) - (extra(y).ram || 0));
     if (!best) return false;
     const all = { ...change, ...extra(best) }, shared = changed.n > 1;
     const ram = hostText(best.host * changed.n), takes = [`${bytesText(best.reserved)} of ${shared ? "each" : "the"} GPU`];
@@ -255,7 +255,7 @@ const traffic = bytes => bytes < 1e12 ? `${digits(bytes / 1e9)} GB` : `${digits(
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 const listed = texts => [texts.slice(0, -1).join(", "), texts.at(-1)].filter(Boolean).join(" and ");
 const sentence = text => text.slice(0, 1).toUpperCase() + text.slice(1);
-const hostText = bytes => bytes > 2 ** 24 ? bytesText(bytes) : "next to nothing";
+const hostText = bytes => bytes > 2 ** 24 ? bytesText(bytes) : "< 16 MiB";
 
 const secondsText = found => `≥ ${digits(found.perThousand)} s per 1,000 tokens`;
 
@@ -358,7 +358,7 @@ function drawBar(found, gpu) {
   const parts = { ...found, rest: 0, cached: found.reserved - found.allocated };
   const named = PARTS.slice(0, 5).reduce((sum, [key]) => sum + parts[key], 0);
   parts.rest = Math.max(0, found.allocated - named);
-  const shown = PARTS.filter(([key]) => parts[key] > 0);
+  const shown = PARTS.filter(([key]) => parts[key] >= 2 ** 19);
   let at = 0, rectangles = "";
   for (const [key, , colour] of shown) {
     rectangles += `<rect x="${at.toFixed(1)}" y="0" width="${x(parts[key]).toFixed(1)}" height="46" fill="${colour}"/>`;
@@ -368,7 +368,7 @@ function drawBar(found, gpu) {
   $("bar").innerHTML = `<svg viewBox="0 0 1000 54" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
     stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4"/></svg>`;
   $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(gpu.capacity)}: ${texts.join(", ")}`);
-  $("limit").textContent = `Limit: ${bytesText(gpu.capacity)}, what PyTorch can use of ${gpu.name} if nothing else does, such as a monitor`;
+  $("limit").textContent = `Limit: ${bytesText(gpu.capacity)}, available to PyTorch on ${gpu.name} with no display or other program on it`;
   $("parts").replaceChildren(...shown.map(([, , colour], i) =>
     make("span", "", {}, make("i", "", { style: `background:${colour}` }), texts[i])));
 }
@@ -379,16 +379,16 @@ function showFacts(found) {
     .find(gpu => suits(gpu, found.way) && fits(judge({ ...enough, g: gpu.key }, found.index)));
   const together = state.n === 2 ? "Both GPUs" : `All ${state.n} GPUs`, others = state.n === 2 ? "the other GPU" : "the other GPUs";
   const about = aboutText(found), range = [found.least, found.most].map(bytesText);
-  const most = `this has to fit; usually at most ${bytesText(FIT.off * found.reserved)} more`;
+  const most = `must stay below the limit; usually at most ${bytesText(FIT.off * found.reserved)} more`;
   const facts = [
-    [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "this has to fit" : most],
+    [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "must stay below the limit" : most],
     ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "used by tensors" : `between ${range.join(" and ")}`],
-    ["Lower limit", bytesText(found.floor), "no allocator could need less"],
+    ["Lower bound", bytesText(found.floor), "weights, optimizer state, one gradient and one layer: less is impossible this way"],
     ["System RAM", hostText(found.host * state.n), "during a step; loading and saving the weights may take more"],
     ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
     ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch${found.hostShort ? ", and more RAM" : ""}` : ""],
-    ["1,000 tokens take", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. ${together} together` : ""}`],
-    [`Work of a step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} moved in the GPU`],
+    ["Time per 1,000 tokens", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. ${together} together` : ""}`],
+    [`Work of a step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} of GPU memory traffic`],
   ];
   if (found.sent) facts.push([`Sent to ${others}`, `${traffic(found.sent)} a step`, "not in the seconds above"]);
   if (found.link) facts.push(["Across the link to the CPU", `${traffic(found.link)} a step`, "in the seconds above"]);
@@ -421,7 +421,7 @@ function showWays(found, chosen) {
       cell("To spare", `${MARKS[each.verdict]} ${spareText(each)}`, each.verdict),
       cell("RAM", hostText(each.host * state.n)),
       cell("Largest batch", largestBatch(state, each.index)),
-      cell("1,000 tokens", `≥ ${digits(each.perThousand)} s`, "number"),
+      cell("Time per 1,000 tokens", `≥ ${digits(each.perThousand)} s`, "number"),
       cell("Changes", [...each.way.changes, ...(each.way.recipe.precision.startsWith("amp") ? ["matrix products are computed in 16 bits"] : [])].join("; ") || "nothing"),
       cell("Evidence", known(each)));
   }));
@@ -484,6 +484,7 @@ function nothing() {
     return ["No answer", `The table begins at ${least} tokens in a step.`, s > longest ? { b: Math.ceil(least / state.s) } : { s }];
   }
   if (total > most) return ["No answer", `${state.b} × ${text(state.s)} is beyond the table, which ends at ${text(most)} tokens in a step.`, { b: Math.floor(most / state.s) }];
+  if (!allowed(state).length && gpuOf(state).bf16) return ["No answer", "For several GPUs the table has mixed precision, pure BF16 and LoRA. Allow one of them.", { n: 1 }];
   if (!allowed(state).length) return ["No answer", "This table covers several GPUs only if they compute in BF16.", { n: 1 }];
   const limit = bytesText(gpuOf(state).bf16 ? FIT.most : FIT.mostFp16);
   return [`✘ ${noneText()}`, `Every way you allow needs more than ${limit} per GPU, the largest size in this table.`, null];
@@ -504,10 +505,11 @@ function noneText() {
 function update(keepAddress = false) {
   const started = performance.now(), gpu = gpuOf(state), found = judged(state);
   if (!keepAddress) writeAddress();
-  const notShared = "not simulated for several GPUs";
+  const notShared = "not simulated for several GPUs", ways = FIT.table.models[state.m][2];
+  const fourBit = FIT.ways.some((way, i) => ways[i] && way.may.includes("four-bit"));
   for (const box of $("may").querySelectorAll("input")) {
     const idle = {
-      "four-bit": state.n > 1 ? notShared : !state.may.includes("adapters") && "with adapters only",
+      "four-bit": state.n > 1 ? notShared : !fourBit ? "bitsandbytes does not round experts" : !state.may.includes("adapters") && "with adapters only",
       optimizer: state.n > 1 && notShared,
       bf16: !gpu.bf16 && "needs a GPU with BF16",
     }[box.value];
@@ -531,7 +533,7 @@ function update(keepAddress = false) {
   $("verdict").textContent = words ? `${MARKS[verdict]} ${words[0]}` : missing[0];
   $("verdict").className = verdict;
   const role = chosen !== best ? "" : { fits: "The fewest changes: ", near: "", tight: "", no: "The nearest to fitting: " }[verdict];
-  const batch = `${state.b} × ${state.s.toLocaleString("en")} tokens`;
+  const batch = `${state.b} × ${state.s.toLocaleString("en")} tokens${state.n > 1 ? " on each GPU" : ""}`;
   $("why").textContent = words ? `${role}${chosen.way.label}, with ${batch}. ${words[1]}` : missing[1];
   $("brief").textContent = words ? `${MARKS[verdict]} ${chosen.way.label}, ${batch}: ${spareText(chosen)}${fits(chosen) ? " to spare" : ""}` : missing[0];
   $("brief").className = verdict;
@@ -545,14 +547,14 @@ function update(keepAddress = false) {
   $("offers").hidden = fitting && !offers.length;
   $("offers").firstElementChild.textContent = back ? "" : heading;
   $("offers").lastElementChild.replaceChildren(...offers.map(offer => make("li", "", {}, changing(...offer))));
-  $("trusted").textContent = outdated(state) ? "Simulated by an earlier version of labkit, and not yet again by today's: about right."
+  $("trusted").textContent = outdated(state) ? "Simulated with an earlier version of labkit: about right until it is computed again."
     : chosen?.known ? `Simulated, not measured on a GPU. ${FIT.trusted}`
     : FIT.between;
   showRules();
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {
     $("ways-text").textContent = fitting
-      ? `${fitting} of ${found.length} ways fit. Fewest changes to the training first, not counting mixed precision; then roughly by speed.`
+      ? `${fitting} of ${found.length} ways fit. Sorted by how much they change training (mixed precision does not count), then by speed.`
       : "None fits. The nearest to fitting comes first.";
     if (state.n > 1) $("ways-text").textContent += ` For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
       are not simulated there. What fits on one GPU also runs on each of several (DDP), which takes a second copy of the gradients.`;
@@ -586,6 +588,7 @@ function start() {
   const open = () => { const wrong = readAddress(); showControls(); update(wrong.length > 0); };
   addEventListener("hashchange", open);
   document.querySelector("main").hidden = false;
+  new IntersectionObserver(([seen]) => { $("brief").hidden = seen.isIntersecting; }).observe($("verdict"));
   open();
 }
 

@@ -555,7 +555,7 @@ function update(keepAddress = false) {
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {
     $("ways-text").textContent = fitting
-      ? `${fitting} of ${found.length} ways fit. Sorted by how much they change training (mixed precision does not count), then by speed.`
+      ? `${fitting} of ${found.length} ways fit. Sorted by how much they change training (mixed precision does not count), then roughly by speed.`
       : "None fits. The nearest to fitting comes first.";
     if (state.n > 1) $("ways-text").textContent += ` For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
       are not simulated there. What fits on one GPU also runs on each of several (DDP), which takes a second copy of the gradients.`;

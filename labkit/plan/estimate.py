@@ -367,15 +367,20 @@ def one_layer_bytes(trace: Trace) -> int:
     none, every module is one.
     """
     freed = {event.storage for event in trace.events if event.change_bytes < 0}
+    held: set[int] = set()  # by the layer that runs
     passing, layer, most = 0, "", 0
     for index, storage, change_bytes in trace.changes():
-        if change_bytes <= 0 or trace.events[index].storage not in freed:
+        number = trace.events[index].storage
+        if number not in freed:
             continue  # what is never freed lasts
         found = _LAYER.match(storage.module)
         owner = found[1] if found else storage.module
-        if owner not in ("", layer) or not layer:  # a recomputed layer is not called by its name
-            passing, layer = 0, owner
-        if storage.category in (Category.ACTIVATIONS, Category.WEIGHTS):
+        # A recomputed layer is not called by its name.
+        if change_bytes > 0 and (owner not in ("", layer) or not layer):
+            held, passing, layer = set(), 0, owner
+        if change_bytes > 0 and storage.category in (Category.ACTIVATIONS, Category.WEIGHTS):
+            held.add(number)
+        if number in held:  # a chunk of a loss is gone before the next one
             passing += change_bytes
             most = max(most, passing)
     return most

@@ -383,14 +383,13 @@ function showFacts(found) {
   const facts = [
     [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "must stay below the limit" : most],
     ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "used by tensors" : `between ${range.join(" and ")}`],
+    ["Lower bound", bytesText(found.floor), "weights, optimizer state, one gradient and one layer: less is impossible this way"],
     ["System RAM", hostText(found.host * state.n), "during a step; loading and saving the weights may take more"],
     ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
     ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch${found.hostShort ? ", and more RAM" : ""}` : ""],
     ["Time per 1,000 tokens", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. ${together} together` : ""}`],
     [`Work of a step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} of GPU memory traffic`],
   ];
-  // With a chunked loss the table's floor counts all chunks at once, which is too much.
-  if (!found.way.label.includes("chunked loss")) facts.splice(2, 0, ["Lower bound", bytesText(found.floor), "weights, optimizer state, one gradient and one layer: less is impossible this way"]);
   if (found.sent) facts.push([`Sent to ${others}`, `${traffic(found.sent)} a step`, "not in the seconds above"]);
   if (found.link) facts.push(["Across the link to the CPU", `${traffic(found.link)} a step`, "in the seconds above"]);
   $("facts").replaceChildren(...facts.map(([name, value, small]) => make("div", "", {},

@@ -1,5 +1,6 @@
 """The page "Will it fit?" as a browser opens it from a disk."""
 
+import math
 import random
 import re
 from dataclasses import replace
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.browser
 
 MODEL = "SmolLM2-135M"  # has published weights, which scripts load
 STATE = "#m={}&g={}&n={}&b={}&s={}&may=mixed,adapters,four-bit,bf16,optimizer,cpu,eager"
+PUBLISHED = lookup.table
 #: What the page found, as Python's `Found` has it.
 FOUND = """judged(state).map(each => [each.way.label, each.verdict, each.exact, each.known,
     each.perThousand / 1000, each.reserved, each.allocated, each.host, each.least, each.most])"""
@@ -53,7 +55,7 @@ def folder(tmp_path_factory):
 def opened(page, folder):
     """The page, open; a function goes to a state of it."""
 
-    def go(state=""):
+    def go(state="", folder=folder):
         page.goto(f"file://{folder}/fit.html{state}")
         page.reload()  # a fragment alone loads nothing
         page.wait_for_selector("#verdict:not(:empty)")
@@ -199,6 +201,37 @@ def test_what_does_not_fit_leads_to_what_would(opened):
         page.get_by_role("button", name=offer, exact=True).click()
         assert "✔" in page.inner_text("#verdict") or "≈" in page.inner_text("#verdict")
         opened(address)
+
+
+def test_no_more_ram_is_asked_for_than_helps(opened, monkeypatch, tmp_path):
+    """As published: all ways that fit this GPU keep something in RAM, some eight times as much."""
+    import fit_page
+
+    monkeypatch.setattr(lookup, "table", PUBLISHED)
+    monkeypatch.setattr(fit_page, "table", PUBLISHED)
+    fit_page.write_fit_page(tmp_path)
+    found = lookup.find("Mixtral-8x7B", "h100")
+    least = min(each.answer.values["host"] for each in found if each.verdict in ("fits", "near"))
+    page = opened(STATE.format("Mixtral-8x7B", "h100", 1, 1, 2048), tmp_path)
+    needed = math.ceil(least / page.evaluate("FOR_TRAINING") / GIB)
+    assert f"Have {needed} GiB of RAM" in page.inner_text("#offers")
+    assert "GiB short in RAM" in page.inner_text("#why")
+
+
+def test_several_gpus_say_which_ways_they_have(opened):
+    state = STATE.format(MODEL, "a100-80gb", 2, 1, 1024).split("&may=")[0]
+    assert "Allow one of them" in opened(state + "&may=optimizer").inner_text("#why")
+    assert "only if they compute in BF16" in opened(state.replace("a100-80gb", "t4")).inner_text(
+        "#why"
+    )
+
+
+def test_the_short_verdict_shows_where_the_long_one_is_out_of_sight(opened):
+    page = opened()
+    assert page.is_hidden("#brief")
+    page.locator("#trust").scroll_into_view_if_needed()
+    page.wait_for_selector("#brief", state="visible")
+    assert page.inner_text("#brief")[0] == page.inner_text("#verdict")[0]
 
 
 def test_steps_that_help_only_together_are_offered_together(opened):

@@ -112,6 +112,14 @@ def test_the_floor_is_weights_states_a_gradient_and_a_layer():
     )
 
 
+def test_chunks_of_a_loss_are_not_held_at_the_same_time():
+    config = LlamaConfig(**SIZES | {"num_hidden_layers": 5, "vocab_size": 32768})
+    kind = {"checkpointing": True, "chunked_loss": True}
+    found = estimate(config, gpu="t4", batch_size=128, seq_len=64, **kind)
+    scores_bytes = 4 * 128 * 64 * config.vocab_size
+    assert scores_bytes > found.peak_allocated_bytes >= found.floor_bytes
+
+
 def test_accumulated_gradients_all_count():
     once = estimate(TINY, gpu="t4", seq_len=64)
     twice = estimate(TINY, gpu="t4", seq_len=64, accumulate=2)

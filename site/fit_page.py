@@ -107,6 +107,7 @@ def _way(recipe: Recipe, changed: dict[str, Any]) -> dict[str, Any]:
         "four-bit": recipe.quantize,
         "bf16": recipe.precision == "bf16" and not recipe.lora,
         "optimizer": recipe.optimizer != "adamw",
+        "backward": recipe.optimizer_in_backward,
         "cpu": recipe.offload != "none",
         "eager": recipe.attention == "eager",
     }
@@ -247,7 +248,7 @@ def _trust() -> str:
         "documentation of 2022</a> trains BERT-large on a V100 and says what the driver shows. "
         "With checkpointing the phantom is within 2.2 % of that. Without it, it holds 7 to 16 % "
         "less. We do not know what the versions of 2022 kept in addition.</p>",
-        _table("Published runs of a V100, in MB", heading, published),
+        _table("Published runs on a V100, in MB", heading, published),
         f"<p>{_BETWEEN}</p>",
     ]
     return "".join(parts)
@@ -273,7 +274,12 @@ def _trusted() -> str:
     first = tables[0]
     recipes, _, reserved = _errors(first)
     where = first.where if first.phantom else f"an {first.where}"
-    return f"For {recipes} other recipes run on {where}, reserved memory was within {reserved}."
+    models = [MODELS[row.setup.split(",")[0]] for row in first.rows]
+    small = sum(each.parameters < 1e9 for each in models)
+    return (
+        f"For {recipes} other recipes run on {where}, {small} of them of models below 1B, "
+        f"reserved memory was within {reserved}."
+    )
 
 
 _ERRORS = ("GPU", "Recipes", "Allocated, largest error", "Reserved, largest error")

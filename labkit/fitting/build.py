@@ -7,7 +7,7 @@ replayed over the traced step. Points are stored after each way, and what is sto
 already is not computed again: the same command goes on where it was interrupted.
 
 Limits: float16 is simulated for a T4, which has no flash kernels, everything else for an A100.
-A point that takes more than any GPU has is left out, and with it every larger batch.
+The first point of a row that takes more than any GPU has is its last.
 """
 
 import contextlib
@@ -183,7 +183,11 @@ def way_rows(
         if image_tokens(config):  # each row has one
             return tuple(_row(way, each, longest, point_of) for each in lengths)
         usual = _row(way, 0, longest, point_of)
-        reached = [t for t, p in zip(TOKENS, usual.points, strict=True) if p and t <= longest]
+        reached = [
+            tokens
+            for tokens, found in zip(TOKENS, usual.points, strict=True)
+            if found and tokens <= longest and allocated_of(found) <= most_bytes(way)
+        ]
         if not reached:
             return (usual,)
         # Does it matter how as many tokens as possible are divided?
@@ -200,16 +204,15 @@ def way_rows(
 
 
 def _row(way: Recipe, seq_len: int, longest: int, point_of: Callable[[Recipe], Point]) -> Row:
-    """Return a row of points, up to the first that takes more than any GPU has."""
+    """Return a row of points; the first that takes more than any GPU has is the last."""
     points: list[Point | None] = [None] * len(TOKENS)
     for index, tokens in enumerate(TOKENS):
         rows, length = row_shape(tokens, seq_len, longest)
         if not rows:
             continue
-        found = point_of(way.but(batch_size=rows, seq_len=length))
+        points[index] = found = point_of(way.but(batch_size=rows, seq_len=length))
         if allocated_of(found) > most_bytes(way):
             break
-        points[index] = found
     return Row(seq_len, tuple(points))
 
 

@@ -80,7 +80,8 @@ def allocated_of(point: Point) -> int:
 class Row(NamedTuple):
     """Points of rows with one length, by the table's numbers of tokens.
 
-    ``seq_len`` 0: it does not matter. None is more than any GPU has, or less than one row.
+    ``seq_len`` 0: it does not matter. None is beyond a point that takes more than any GPU has, or
+    less than one row.
     """
 
     seq_len: Annotated[int, Meta(ge=0, lt=1 << 22)]

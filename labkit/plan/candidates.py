@@ -166,7 +166,7 @@ def changes(recipe: Recipe, shapes: Shapes | None = None) -> tuple[str, ...]:
             bits = 8 if recipe.quantize == "int8" else 4
             found.append(f"the frozen weights are rounded to {bits} bits")
     elif recipe.precision == "bf16":
-        found.append("bf16 weights: updates smaller than 1/256 of a weight are lost")
+        found.append("bf16 weights: updates smaller than 1/256 of a weight can be lost")
     return (*found, *_OPTIMIZER_CHANGES[recipe.optimizer])
 
 

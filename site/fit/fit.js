@@ -20,6 +20,7 @@ const MAY = [
   ["four-bit", "Round the frozen weights to 4 bits (QLoRA)"],
   ["bf16", "Train in pure BF16, without FP32 weights"],
   ["optimizer", "Use 8-bit AdamW or Adafactor"],
+  ["backward", "Update weights during backward: no clipping by norm, no accumulation"],
   ["cpu", "Use system RAM (offloading)"],
   ["eager", "Compute attention without a fused kernel"],
 ];
@@ -178,7 +179,7 @@ const batches = Array.from({ length: MOST_ROWS }, (_, i) => i + 1);
 /** The largest batch of a way that fits, as text. */
 function largestBatch(state, index) {
   const most = largest(state, "b", batches, changed => judge(changed, index));
-  if (!most) return judge({ ...state, b: 1 }, index)?.verdict === "tight" ? "none for certain" : "none";
+  if (!most) return judge({ ...state, b: 1 }, index)?.verdict === "tight" ? "none is certain" : "none";
   return most === MOST_ROWS || !judge({ ...state, b: most + 1 }, index) ? `${most} or more` : `${most}`;
 }
 
@@ -190,8 +191,8 @@ function doing(change) {
     quoted.length && `allow ${listed(quoted)}`,
     change.b && `use batch size ${change.b}`,
     change.s && `use sequence length ${change.s.toLocaleString("en")}`,
-    change.g ? `use ${n > 1 ? `${n} ×` : "one"} ${name}` : change.n && `use ${n} GPUs`,
-    change.ram && `have ${change.ram.toLocaleString("en")} GiB of RAM`,
+    change.g ? `use ${n > 1 ? `${n} ×` : "one"} ${name}` : change.n && (n === 1 ? "use one GPU, or each by itself (DDP)" : `use ${n} GPUs`),
+    change.ram && `have at least ${change.ram.toLocaleString("en")} GiB of RAM`,
   ].filter(Boolean);
   return sentence(parts.join(", and "));
 }
@@ -223,6 +224,7 @@ function remedies(state) {
   const b = smaller("b", batches), s = smaller("s", FIT.table.tokens);
   if (b) offer({ b });
   else if (s) offer({ s });
+  if (state.n > 1) offer({ n: 1 });
   offer({}, { ram: MOST_RAM });
   const more = FIT.ranks.filter(n => n > state.n), capacity = gpuOf(state).capacity;
   const larger = FIT.gpus.filter(gpu => gpu.capacity > capacity).sort((x, y) => x.capacity - y.capacity).map(gpu => gpu.key);
@@ -259,11 +261,18 @@ const hostText = bytes => bytes > 2 ** 24 ? bytesText(bytes) : "< 16 MiB";
 
 const secondsText = found => `≥ ${digits(found.perThousand)} s per 1,000 tokens`;
 
+/** What a way changes beside what Python counts as a change of the training. */
+const also = way => [
+  way.recipe.precision.startsWith("amp") && "matrix products are computed in 16 bits",
+  way.may.includes("backward") && "no clipping by norm, no accumulation",
+  way.may.includes("adapters") && way.recipe.precision === "amp-fp16" && !way.may.includes("four-bit") && "frozen weights stay in 32 bits",
+].filter(Boolean);
+
 /** How a number is known, for the column of the table. */
 function known(found) {
   const tried = modelOf(state).tried[found.index], length = Math.min(FIT.usualLength, longestOf(state));
   if (tried && state.b === 1 && state.s === length) return `simulated; ${tried}`;
-  const how = outdated(state) ? "simulated by an earlier version" : found.exact ? "simulated" : found.known ? "simulated with as many tokens" : "between simulated batches";
+  const how = outdated(state) ? "simulated by an earlier version" : found.exact ? "simulated" : found.known ? `simulated as ${rowShape(state.b * state.s, 0, longestOf(state)).map(each => each.toLocaleString("en")).join(" × ")}` : "between simulated batches";
   return tried ? `${how}; at 1 × ${length}, ${tried}` : how;
 }
 
@@ -279,7 +288,7 @@ function make(tag, text = "", attributes = {}, ...children) {
 /** A button that changes the state. */
 function changing(text, small, change) {
   const button = make("button", "", { type: "button" }, make("b", text), make("small", small));
-  button.addEventListener("click", () => { Object.assign(state, change); showControls(); update(); $("verdict").focus(); });
+  button.addEventListener("click", () => { Object.assign(state, change); showControls(); writeAddress(true); update(); $("verdict").focus(); });
   return button;
 }
 
@@ -298,7 +307,7 @@ function readAddress() {
   const whole = (key, name, most, usual) => {
     const number = Number(said.get(key));
     if (said.has(key) && Number.isInteger(number) && number >= 1 && number <= most) return number;
-    if (said.has(key)) wrong.push(`${name} “${said.get(key)}”`);
+    if (said.has(key)) wrong.push(`${name} “${said.get(key)}” (1 to ${most.toLocaleString("en")})`);
     return usual;
   };
   const models = FIT.models.map(model => model.name);
@@ -317,11 +326,12 @@ function readAddress() {
   return wrong;
 }
 
-function writeAddress() {
+/** Write the state to the address; what was chosen with one click can be taken back. */
+function writeAddress(step = false) {
   const said = new URLSearchParams({ m: state.m, g: state.g, n: state.n, b: state.b, s: state.s, may: state.may.join() });
   if (state.ram) said.set("ram", state.ram);
   if (state.w) said.set("w", state.w);
-  history.replaceState(null, "", `#${said}`);
+  history[step ? "pushState" : "replaceState"](null, "", `#${said}`);
 }
 
 function showControls() {
@@ -388,7 +398,7 @@ function showFacts(found) {
     ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
     ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch${found.hostShort ? ", and more RAM" : ""}` : ""],
     ["Time per 1,000 tokens", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. ${together} together` : ""}`],
-    [`Work of a step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} of GPU memory traffic`],
+    [`Work per step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} of GPU memory traffic`],
   ];
   if (found.sent) facts.push([`Sent to ${others}`, `${traffic(found.sent)} a step`, "not in the seconds above"]);
   if (found.link) facts.push(["Across the link to the CPU", `${traffic(found.link)} a step`, "in the seconds above"]);
@@ -422,7 +432,7 @@ function showWays(found, chosen) {
       cell("RAM", hostText(each.host * state.n)),
       cell("Largest batch", largestBatch(state, each.index)),
       cell("Time per 1,000 tokens", `≥ ${digits(each.perThousand)} s`, "number"),
-      cell("Changes", [...each.way.changes, ...(each.way.recipe.precision.startsWith("amp") ? ["matrix products are computed in 16 bits"] : [])].join("; ") || "nothing"),
+      cell("Changes", [...each.way.changes, ...also(each.way)].join("; ") || "nothing"),
       cell("Evidence", known(each)));
   }));
   $("more").hidden = found.length <= SHOWN_WAYS;
@@ -487,7 +497,7 @@ function nothing() {
   if (!allowed(state).length && gpuOf(state).bf16) return ["No answer", "For several GPUs the table has mixed precision, pure BF16 and LoRA. Allow one of them.", { n: 1 }];
   if (!allowed(state).length) return ["No answer", "This table covers several GPUs only if they compute in BF16.", { n: 1 }];
   const limit = bytesText(gpuOf(state).bf16 ? FIT.most : FIT.mostFp16);
-  return [`✘ ${noneText()}`, `Every way you allow needs more than ${limit} per GPU, the largest size in this table.`, null];
+  return [`✘ ${noneText()}`, `Every way in this table that you allow needs more than ${limit} per GPU.`, null];
 }
 
 /** Words of a command, which are not to be broken at their hyphens. */
@@ -506,7 +516,7 @@ function update(keepAddress = false) {
   const started = performance.now(), gpu = gpuOf(state), found = judged(state);
   if (!keepAddress) writeAddress();
   const notShared = "not simulated for several GPUs", ways = FIT.table.models[state.m][2];
-  const fourBit = FIT.ways.some((way, i) => ways[i] && way.may.includes("four-bit"));
+  const fourBit = FIT.ways.some((way, i) => way.may.includes("four-bit") && ways[i]?.some(([, points]) => points.some(Boolean)));
   for (const box of $("may").querySelectorAll("input")) {
     const idle = {
       "four-bit": state.n > 1 ? notShared : !fourBit ? "bitsandbytes does not round experts" : !state.may.includes("adapters") && "with adapters only",
@@ -515,7 +525,9 @@ function update(keepAddress = false) {
     }[box.value];
     box.disabled = Boolean(idle);
     box.checked = !idle && state.may.includes(box.value);
-    box.nextSibling.textContent = MAY.find(([key]) => key === box.value)[1] + (idle ? `: ${idle}` : "");
+    let [, text] = MAY.find(([key]) => key === box.value);
+    if (!gpu.bf16) text = text.replace("16-bit weights", "32-bit weights"); // where FP16 is computed by AMP
+    box.nextSibling.textContent = text + (idle ? `: ${idle}` : "");
   }
   const best = found[0], chosen = found.find(each => each.way.label === state.w) || best;
   for (const part of document.querySelectorAll(".answer")) part.hidden = !best;
@@ -527,21 +539,23 @@ function update(keepAddress = false) {
   const words = chosen && {
     fits: [`${state.m} fits on ${gpusText()} with ${kind}`, `${spare} to spare.`],
     near: [`${state.m} probably fits on ${gpusText()} with ${kind}`, `${sentence(aboutText(chosen) + spare)} to spare, and PyTorch may reserve ${bytesText(moreOf(chosen))} more.`],
-    tight: [`${fitting ? "This way" : state.m} may fit on ${gpusText()} with ${kind}`, `PyTorch would reserve ${spare} more than there is. What its tensors use does fit, so it may succeed after giving back cached blocks.`],
+    tight: [`${fitting ? "This way" : state.m} may fit on ${gpusText()} with ${kind}`, `PyTorch would reserve ${spare} more than the GPU has. What its tensors use does fit, so it may succeed after giving back cached blocks.`],
     no: [fitting ? `This way does not fit on ${gpusText()}` : noneText(), `${shortText(chosen)}.`],
   }[chosen.verdict];
   $("verdict").textContent = words ? `${MARKS[verdict]} ${words[0]}` : missing[0];
   $("verdict").className = verdict;
-  const role = chosen !== best ? "" : { fits: "The fewest changes: ", near: "", tight: "", no: "The nearest to fitting: " }[verdict];
+  const role = chosen !== best ? "" : { fits: "The fewest changes: ", near: "", tight: "", no: "The nearest to fitting in this table: " }[verdict];
   const batch = `${state.b} × ${state.s.toLocaleString("en")} tokens${state.n > 1 ? " on each GPU" : ""}`;
   $("why").textContent = words ? `${role}${chosen.way.label}, with ${batch}. ${words[1]}` : missing[1];
-  $("brief").textContent = words ? `${MARKS[verdict]} ${chosen.way.label}, ${batch}: ${spareText(chosen)}${fits(chosen) ? " to spare" : ""}` : missing[0];
+  $("brief").replaceChildren(...words
+    ? [`${MARKS[verdict]} `, make("span", `${chosen.way.label}, ${batch}: `), `${spareText(chosen)}${fits(chosen) ? " to spare" : ""}`]
+    : [missing[0]]);
   $("brief").className = verdict;
   const [heading, offers] = fitting ? ["", []] : remedies(state);
   const back = missing?.[2], names = { s: "sequence length", b: "batch size", n: "number of GPUs" };
   if (back && !offers.some(([, , change]) => Object.keys(back).some(key => key in change))) {
     const [key, value] = Object.entries(back)[0];
-    offers.unshift([`Use ${names[key]} ${value.toLocaleString("en")}`, "", back]);
+    offers.unshift([key === "n" ? "Use one GPU" : `Use ${names[key]} ${value.toLocaleString("en")}`, "", back]);
   }
   if (chosen !== best && !fits(chosen) && fitting) offers.push(["Show the best", `of ${plural(fitting, "way")} that fit${fitting === 1 ? "s" : ""}`, { w: "" }]);
   $("offers").hidden = fitting && !offers.length;
@@ -554,8 +568,8 @@ function update(keepAddress = false) {
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {
     $("ways-text").textContent = fitting
-      ? `${fitting} of ${found.length} ways fit. Sorted by how much they change training (mixed precision does not count), then roughly by speed.`
-      : "None fits. The nearest to fitting comes first.";
+      ? `${fitting} of ${plural(found.length, "way")} fit${fitting === 1 ? "s" : ""}. Sorted by how much they change training (mixed precision does not count), then roughly by speed.`
+      : "None fits. The nearest to fitting in this table comes first.";
     if (state.n > 1) $("ways-text").textContent += ` For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
       are not simulated there. What fits on one GPU also runs on each of several (DDP), which takes a second copy of the gradients.`;
     drawBar(chosen, gpu);

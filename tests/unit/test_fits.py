@@ -1,6 +1,7 @@
 """The table behind "Will it fit?": what it holds, what is said between its points."""
 
 import gzip
+import itertools
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -245,6 +246,18 @@ def test_every_model_of_it_has_points(own):
 def test_no_lower_bound_is_above_what_is_allocated(own):
     for name, recipe, found in stored_points(own):
         assert found.floor <= allocated_of(found) <= found.reserved, f"{name}: {recipe}"
+
+
+def test_no_row_ends_before_a_point_that_no_gpu_can_hold(own):
+    """Or a batch that fits would have an answer, and four tokens more none."""
+    for name, model in own.models.items():
+        for way, rows in zip(own.recipes, model.ways, strict=True):
+            for row in rows or ():
+                shapes = [row_shape(tokens, row.seq_len, model.longest) for tokens in own.tokens]
+                there = [p for p, (count, _) in zip(row.points, shapes, strict=True) if count]
+                for last, beyond in itertools.pairwise(there):
+                    ended = last is not None and beyond is None
+                    assert not ended or allocated_of(last) > build.most_bytes(way), (name, way)
 
 
 def test_a_sample_of_it_is_computed_again_to_the_byte(own):

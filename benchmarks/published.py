@@ -129,7 +129,7 @@ def main() -> int:
     if not here.can_measure:
         print(f"this needs a CUDA GPU, or a phantom. {here.note}", file=sys.stderr)
         return 2
-    print(f"| run | published, less {BEFORE_MIB:,} MB before it | {here.label} | difference |")
+    print(f"| run | published, minus {BEFORE_MIB:,} MB in use before | {here.label} | difference |")
     print("| --- | ---: | ---: | ---: |")
     for name, published, found in rows():
         print(f"| {name} | {published:,} MB | {found:,.0f} MB | {found / published - 1:+.1%} |")

@@ -375,11 +375,11 @@ def one_layer_bytes(trace: Trace) -> int:
             continue  # what is never freed lasts
         found = _LAYER.match(storage.module)
         owner = found[1] if found else storage.module
-        # A recomputed layer is not called by its name.
-        if change_bytes > 0 and (owner not in ("", layer) or not layer):
-            held, passing, layer = set(), 0, owner
-        if change_bytes > 0 and storage.category in (Category.ACTIVATIONS, Category.WEIGHTS):
-            held.add(number)
+        if change_bytes > 0:
+            if owner not in ("", layer) or not layer:  # recomputed layers are not called by name
+                held, passing, layer = set(), 0, owner
+            if storage.category in (Category.ACTIVATIONS, Category.WEIGHTS):
+                held.add(number)
         if number in held:  # a chunk of a loss is gone before the next one
             passing += change_bytes
             most = max(most, passing)

@@ -288,7 +288,7 @@ function make(tag, text = "", attributes = {}, ...children) {
 /** A button that changes the state. */
 function changing(text, small, change) {
   const button = make("button", "", { type: "button" }, make("b", text), make("small", small));
-  button.addEventListener("click", () => { Object.assign(state, change); showControls(); writeAddress(true); update(); $("verdict").focus(); });
+  button.addEventListener("click", () => { Object.assign(state, change); showControls(); writeAddress(true); update(true); $("verdict").focus(); });
   return button;
 }
 
@@ -552,11 +552,8 @@ function update(keepAddress = false) {
     : [missing[0]]);
   $("brief").className = verdict;
   const [heading, offers] = fitting ? ["", []] : remedies(state);
-  const back = missing?.[2], names = { s: "sequence length", b: "batch size", n: "number of GPUs" };
-  if (back && !offers.some(([, , change]) => Object.keys(back).some(key => key in change))) {
-    const [key, value] = Object.entries(back)[0];
-    offers.unshift([key === "n" ? "Use one GPU" : `Use ${names[key]} ${value.toLocaleString("en")}`, "", back]);
-  }
+  const back = missing?.[2];
+  if (back && !offers.some(([, , change]) => Object.keys(back).some(key => key in change))) offers.unshift([doing(back), "", back]);
   if (chosen !== best && !fits(chosen) && fitting) offers.push(["Show the best", `of ${plural(fitting, "way")} that fit${fitting === 1 ? "s" : ""}`, { w: "" }]);
   $("offers").hidden = fitting && !offers.length;
   $("offers").firstElementChild.textContent = back ? "" : heading;

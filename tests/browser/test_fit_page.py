@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 
 MODEL = "SmolLM2-135M"  # has published weights, which scripts load
 STATE = "#m={}&g={}&n={}&b={}&s={}&may=mixed,adapters,four-bit,bf16,optimizer,backward,cpu,eager"
-PUBLISHED = lookup.table
+PUBLISHED = lookup.table  # which the page of most tests does not have
 #: What the page found, as Python's `Found` has it.
 FOUND = """judged(state).map(each => [each.way.label, each.verdict, each.exact, each.known,
     each.perThousand / 1000, each.reserved, each.allocated, each.host, each.least, each.most])"""
@@ -216,14 +216,15 @@ def test_no_more_ram_is_asked_for_than_helps(opened, monkeypatch, tmp_path):
     needed = math.ceil(least / page.evaluate("FOR_TRAINING") / GIB)
     assert f"Have at least {needed} GiB of RAM" in page.inner_text("#offers")
     assert "GiB short in RAM" in page.inner_text("#why")
+    assert "bitsandbytes does not round experts" in page.inner_text("#may")
 
 
 def test_several_gpus_say_which_ways_they_have(opened):
     state = STATE.format(MODEL, "a100-80gb", 2, 1, 1024).split("&may=")[0]
     assert "Allow one of them" in opened(state + "&may=optimizer").inner_text("#why")
-    assert "only if they compute in BF16" in opened(state.replace("a100-80gb", "t4")).inner_text(
-        "#why"
-    )
+    page = opened(state.replace("a100-80gb", "t4"))
+    assert "only if they compute in BF16" in page.inner_text("#why")
+    assert "beside 32-bit weights" in page.inner_text("#may")
 
 
 def test_the_short_verdict_shows_where_the_long_one_is_out_of_sight(opened):

@@ -1,5 +1,9 @@
 """The work of operators: floating-point operations, bytes moved, bytes sent to other ranks.
 
+Fused attention that is told to be causal skips what the mask hides. It counts half, as in
+FlashAttention's own benchmarks (Dao-AILab/flash-attention, benchmark_flash_attention.py). A mask in
+a tensor of its own is applied to the whole product, which counts in full.
+
 Collectives are counted as ring algorithms move them, which is what NCCL and gloo use for large
 messages: of N ranks each sends (N − 1)/N of the whole in a gather or a scatter, and twice that in
 an all-reduce, which is both (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
@@ -10,7 +14,7 @@ its source sends, of a ``gather`` all but its target. What transformers computes
 before Ampere, one after the other, is not counted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -60,7 +64,8 @@ def flops_of(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
     if formula:
         # Some overloads are told the result's dtype, of which the formulas do not know.
         operands = [arg for arg in args if not isinstance(arg, torch.dtype)]
-        return formula(*operands, **kwargs, out_val=out)
+        full = formula(*operands, **kwargs, out_val=out)
+        return full // 2 if _is_causal(func, args, kwargs) else full
     if func.__name__.partition(".")[0] in QUANTISED_PRODUCTS:
         return 2 * out.numel() * args[0].shape[-1]
     return 0
@@ -76,10 +81,22 @@ def moved_bytes(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
 
 def _overwritten(func: Any, args: tuple, kwargs: dict) -> list[Any]:
     """Return the arguments that an operator writes into, by its schema."""
+    return _arguments(
+        func, args, kwargs, lambda each: each.alias_info is not None and each.alias_info.is_write
+    )
+
+
+def _is_causal(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Return whether a call is fused attention that skips what comes later in the text."""
+    return any(_arguments(func, args, kwargs, lambda each: each.name == "is_causal"))
+
+
+def _arguments(func: Any, args: tuple, kwargs: dict, of_kind: Callable[[Any], bool]) -> list[Any]:
+    """Return what a call hands over for those arguments of an operator's schema."""
     return [
         args[place] if place < len(args) else kwargs.get(argument.name)
         for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if of_kind(argument)
     ]
 
 

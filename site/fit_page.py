@@ -215,11 +215,14 @@ def _model(name: str, tried: dict[int, str]) -> dict[str, Any]:
     count = MODELS[name].parameters
     size = f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
     config = find_config(name)[1]
+    text = config.get_text_config()
+    heads = text.num_attention_heads
     return {
         "name": name,
         "hub": weights_of(name, name),
         "size": size,
         "images": image_tokens(config),
+        "sharedHeads": getattr(text, "num_key_value_heads", heads) < heads,
         "shortest": min(length for length in LENGTHS if length > image_tokens(config)),
         "tried": tried,
         "targets": json.dumps(adapter_targets(model(config, device="meta"), Recipe(lora=16))),

@@ -99,7 +99,7 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
     for gpu in GPUS.values():
         if gpu.name == run.device == than.device:
             least = [seconds_text(_least_seconds(each, gpu)) for each in (run, than)]
-            text = f"if no kernel skips work, a step takes at least {' against '.join(least)}"
+            text = f"a step takes at least {' against '.join(least)}"
             if "fp32" in (_precision(run), _precision(than)):
                 text += " (FP32 without TF32, PyTorch's default)"
             rows.append(("Bound", f"{text}; that does not decide which is faster"))

@@ -64,8 +64,9 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 ALIKE = 0.01
 RANKS = (2, 4, 8)
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
-#: The day of the last change to labkit that moves a byte of the table; to be set with each.
-RULES = "2026-11-27"
+#: The day of the last change to labkit that moves a number of the table, and which of that day; to
+#: be set with each.
+RULES = "2026-11-27, 2"
 _OWN = "labkit's rules of"
 WORK_FOLDER = Path("build", "fits")
 _PHASE_NAMES = {

@@ -546,7 +546,9 @@ function update(keepAddress = false) {
   $("verdict").className = verdict;
   const role = chosen !== best ? "" : { fits: "The fewest changes: ", near: "", tight: "", no: "The nearest to fitting in this table: " }[verdict];
   const batch = `${state.b} × ${state.s.toLocaleString("en")} tokens${state.n > 1 ? " on each GPU" : ""}`;
-  $("why").textContent = words ? `${role}${chosen.way.label}, with ${batch}. ${words[1]}` : missing[1];
+  const unfused = modelOf(state).sharedHeads && !chosen?.way.may.includes("eager") && { fp32: "in FP32", "amp-fp16": "in FP16 on this GPU" }[chosen?.way.recipe.precision];
+  const scores = unfused ? ` Heads of this model share keys. For that PyTorch has no fused attention ${unfused}, so it stores the scores.` : "";
+  $("why").textContent = words ? `${role}${chosen.way.label}, with ${batch}. ${words[1]}${scores}` : missing[1];
   $("brief").replaceChildren(...words
     ? [`${MARKS[verdict]} `, make("span", `${chosen.way.label}, ${batch}: `), `${spareText(chosen)}${fits(chosen) ? " to spare" : ""}`]
     : [missing[0]]);

@@ -227,6 +227,15 @@ def test_several_gpus_say_which_ways_they_have(opened):
     assert "beside 32-bit weights" in page.inner_text("#may")
 
 
+def test_stored_scores_are_explained_where_no_fused_kernel_takes_shared_heads(opened):
+    t4, a100 = [STATE.format(MODEL, gpu, 1, 1, 1024) for gpu in ("t4", "a100-80gb")]
+    way = "All weights, AMP FP16, AdamW"
+    says = "no fused attention in FP16 on this GPU"
+    assert says in opened(f"{t4}&w={way}").inner_text("#why")
+    assert "no fused attention in FP32" in opened(a100).inner_text("#why")
+    assert "fused" not in opened(f"{a100}&w=LoRA, BF16").inner_text("#why")
+
+
 def test_the_short_verdict_shows_where_the_long_one_is_out_of_sight(opened):
     page = opened()
     assert page.is_hidden("#brief")

@@ -81,7 +81,7 @@ def test_a_claim_about_seconds_shows_what_is_counted_and_the_bound():
     work, bound = lesson_cards.counted_rows(again, kept)
     assert work == ("Counted", "work 1.33 ×, bytes moved 1.25 × (again, over kept)")
     # A T4 moves 320 GB/s, and computes faster than that here.
-    says = "if no kernel skips work, a step takes at least 375 ms against 300 ms"
+    says = "a step takes at least 375 ms against 300 ms"
     assert bound == ("Bound", f"{says}; that does not decide which is faster")
     full = [dataclasses.replace(each, parameters={"precision": "fp32"}) for each in (again, kept)]
     says = "988 ms against 741 ms (FP32 without TF32, PyTorch's default); that does not decide"

@@ -241,6 +241,29 @@ def test_attention_flops_come_from_shapes():
         assert FLOP_FORMULAS[backward](x, x, shared, shared, out_val=x) == 5 * product
 
 
+@pytest.mark.parametrize("direction", ["", "_backward"])
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn", "flash_for_cpu"])
+def test_causal_attention_counts_half(kernel, direction):
+    """``is_causal`` in the schema of each fused kernel (labkit.work)."""
+    from labkit.work import flops_of
+
+    kind, _, on_cpu = kernel.partition("_")
+    name = f"_scaled_dot_product_{kind}_attention{'_' * bool(on_cpu)}{on_cpu}{direction}"
+    kernel = getattr(aten, name).default
+    x = torch.ones(2, 4, 16, 8)
+    values = {"Tensor": x, "Optional[Tensor]": None, "bool": False, "int": 16, "float": 0.0}
+
+    def counted(causal):
+        args = [
+            causal if each.name == "is_causal" else values.get(str(each.type))
+            for each in kernel._schema.arguments
+            if not each.kwarg_only
+        ]
+        return flops_of(kernel, tuple(args), {}, x)
+
+    assert 0 < 2 * counted(True) == counted(False)
+
+
 # --- CUDA: hardware.cuda --------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ _RECIPE_HELP = {
     "ranks": "GPUs that share the model, each with its own batch",
     "lora": "train adapters of this rank",
     "precision": "fp32, amp-fp16, amp-bf16 or bf16",
-    "optimizer": "adamw, sgd, adafactor, adamw8bit or paged-adamw8bit",
+    "optimizer": "adamw, fused-adamw, sgd, adafactor, adamw8bit or paged-adamw8bit",
     "attention": "eager, sdpa or flash",
     "quantize": "frozen weights as nf4, nf4-double or int8; needs --lora",
     "offload": "what lives in host memory: none, activations, optimizer or weights",

@@ -236,9 +236,9 @@ def rebuild(
     """Compute what is missing of the table, write it to ``path`` and return it.
 
     Args:
-        path: the table. The models of one that is there are kept, if the same packages computed
-            the same ways: remove it, and ``work``, to compute everything again. Those that older
-            rules of labkit gave are kept until they are computed again, too.
+        path: the table. What is in one that is there is kept, if the same packages computed it:
+            remove it, and ``work``, to compute everything again. Models that older rules of labkit
+            gave are kept until they are computed again, too; of the others new ways are computed.
         models: names of the table of models, in the order wanted; empty: all that are not toys.
         work: a folder with one file per model and the points that are done.
         processes: how many models are computed at the same time.
@@ -252,13 +252,16 @@ def rebuild(
         raise InputError(f"the table is packed: write it to {path}.gz")
     names = [one_of(name, MODELS, "model") for name in models] or [*TRAINED]
     table = read_file(path, FitTable.from_dict, "a table of fits") if path.exists() else None
-    if table and not _same_packages_and_ways(table):
-        table = None
-    done = {name: model for name, model in table.models.items() if name in MODELS} if table else {}
-    outdated = set(done)
-    if table and table.versions == _versions():
-        outdated &= set(table.outdated)
-    missing = [name for name in names if name not in done or name in outdated]
+    done: dict[str, ModelPoints] = {}
+    outdated: set[str] = set()
+    if table and {**table.versions, _OWN: RULES} == _versions():
+        for name in set(table.models) & set(MODELS):
+            model = table.models[name]
+            known = dict(zip(table.recipes, model.ways, strict=True))
+            done[name] = model._replace(ways=tuple(known.get(way, ()) for way in ways()))
+        outdated = set(table.outdated if table.versions == _versions() else done) & set(done)
+    kept = {name: model.ways for name, model in done.items() if name not in outdated}
+    missing = [name for name in names if () in kept.get(name, [()])]
     report(f"{len(names) - len(missing)} of {len(names)} models are there already")
     pool = ProcessPoolExecutor(
         processes,
@@ -268,7 +271,7 @@ def rebuild(
         max_tasks_per_child=1,  # PyTorch keeps what it knows of every shape: gigabytes an hour
     )
     with pool:
-        waiting = {pool.submit(model_points, name, work): name for name in missing}
+        waiting = {pool.submit(model_points, n, work, kept.get(n)): n for n in missing}
         try:
             for count, future in enumerate(as_completed(waiting), 1):
                 done[waiting[future]] = future.result()
@@ -288,10 +291,6 @@ def rebuild(
 
 def _versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES} | {_OWN: RULES}
-
-
-def _same_packages_and_ways(table: FitTable) -> bool:
-    return {**table.versions, _OWN: RULES} == _versions() and table.recipes == tuple(ways())
 
 
 def _table(models: Mapping[str, Any], outdated: Collection[str] = ()) -> FitTable:
@@ -319,8 +318,11 @@ class _Work:
         return read_record(cls, record, "a model's points")
 
 
-def model_points(name: str, work: Path) -> ModelPoints:
-    """Compute what ``work`` does not have of a model, and store it there after each way."""
+def model_points(
+    name: str, work: Path, kept: Sequence[tuple[Row, ...] | None] | None = None
+) -> ModelPoints:
+    """Compute what neither ``kept``, rows by way, nor ``work`` has of a model, and store it there
+    after each way."""
     config = find_config(name)[1]
     path = work / f"{name}.json"
     found: dict[str, Point] = {}
@@ -334,9 +336,9 @@ def model_points(name: str, work: Path) -> ModelPoints:
         return found[str(recipe)]
 
     rows = []
-    for way in ways():
+    for way, known in zip(ways(), kept or [()] * len(ways()), strict=True):
         before = len(found)
-        rows.append(way_rows(config, way, point_of))
+        rows.append(known if known != () else way_rows(config, way, point_of))
         if len(found) > before:
             write_atomic(path, json.dumps(asdict(_Work(_versions(), found))))
     return ModelPoints(shapes_of(config).parameters, longest_of(config), tuple(rows))

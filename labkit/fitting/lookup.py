@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 FILE = "fits.json.gz"
 _PRECISIONS = {"fp32": "FP32", "amp-bf16": "AMP BF16", "amp-fp16": "AMP FP16", "bf16": "BF16"}
-_OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
+_OPTIMIZERS = {
+    "adamw": "AdamW",
+    "fused-adamw": "fused AdamW",
+    "adamw8bit": "8-bit AdamW",
+    "adafactor": "Adafactor",
+}
 #: It fits; it does unless more is reserved, as may be; it does only without cached blocks; it does
 #: not.
 VERDICTS = ("fits", "near", "tight", "no")
@@ -116,7 +121,7 @@ def find(
     for recipe, rows in zip(known.recipes, entry.ways, strict=True):
         fp16 = recipe.precision == "amp-fp16"
         on_this_gpu = not fp16 if gpu.bf16_native else "bf16" not in recipe.precision
-        if rows is None or recipe.ranks != gpus or not on_this_gpu:
+        if not rows or recipe.ranks != gpus or not on_this_gpu:
             continue
         looked_up = answer(rows, known.tokens, entry.longest, batch_size, seq_len)
         if looked_up is not None:

@@ -89,7 +89,10 @@ class Row(NamedTuple):
 
 
 class ModelPoints(NamedTuple):
-    """One model; ``ways``: of each way of the table its rows, None if it cannot be trained so."""
+    """One model; ``ways``: of each way of the table its rows, None if it cannot be trained so.
+
+    No rows at all: the way is newer than the model's other points, and waits to be computed.
+    """
 
     parameters: Count
     longest: Count  # tokens in a row

@@ -37,7 +37,8 @@ def configurations(gpu: Gpu, seq_len: int, only: str | None) -> list[Recipe]:
     if only != "lora":
         tried = [{"precision": precisions[0]}, {}]
         for precision, optimizer in itertools.product(precisions, _OPTIMIZER_CHANGES):
-            tried.append({"precision": precision, "optimizer": optimizer})
+            if optimizer != "fused-adamw":  # stepping in backward saves what it does, and more
+                tried.append({"precision": precision, "optimizer": optimizer})
     if only != "full":
         lora = {"precision": precisions[-1], "lora": LORA_RANK}
         tried += [{**lora, "quantize": kind} for kind in (None, "int8", "nf4-double")]
@@ -96,7 +97,7 @@ def least_bytes(recipe: Recipe, shapes: Shapes, gpus: int = 1) -> int:
     if recipe.lora:
         bits = {None: 8 * width, "int8": 8, "nf4": 4, "nf4-double": 4}[recipe.quantize]
         return (here - shapes.in_linear) * width + shapes.in_linear * bits // 8
-    states = {"adamw": 2 * width, "adamw8bit": 2}.get(recipe.optimizer, 0)
+    states = {"adamw": 2 * width, "fused-adamw": 2 * width, "adamw8bit": 2}.get(recipe.optimizer, 0)
     if recipe.offload == "optimizer":
         states = 0
     gradients = shapes.largest if recipe.optimizer_in_backward else here
@@ -140,6 +141,7 @@ def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
 
 _OPTIMIZER_CHANGES = {
     "adamw": (),
+    "fused-adamw": (),
     "adamw8bit": ("the optimizer's state is rounded to 8 bits",),
     "paged-adamw8bit": ("the optimizer's state is rounded to 8 bits",),
     "adafactor": (

@@ -237,7 +237,7 @@ def _quantized(shapes: Shapes, kind: str) -> Term:
 
 
 def _optimizer(trained: list[tuple[int, ...]], size: int, letter: str, kind: str) -> Term:
-    if kind == "adamw":
+    if kind in ("adamw", "fused-adamw"):
         nbytes = 2 * size * sum(map(prod, trained))
         return Term(Part.OPTIMIZER, f"2 × {size} {letter}", nbytes, ADAM)
     if kind == "sgd":

@@ -15,7 +15,7 @@ from typing import Any
 from labkit.hardware.catalogue import Gpu
 from labkit.values import PRECISIONS, InputError, one_of, positive_int, read_record, shown
 
-OPTIMIZERS = ("adamw", "sgd", "adafactor", "adamw8bit", "paged-adamw8bit")
+OPTIMIZERS = ("adamw", "fused-adamw", "sgd", "adafactor", "adamw8bit", "paged-adamw8bit")
 #: "flash" restricts `scaled_dot_product_attention` to its flash kernel; "sdpa" lets it choose.
 ATTENTIONS = ("sdpa", "eager", "flash")
 QUANTIZATIONS = ("nf4", "nf4-double", "int8")
@@ -52,7 +52,9 @@ class Recipe:
             accumulate).
         seq_len: tokens per sequence.
         precision: one of ``PRECISIONS``. With ``amp-`` the weights stay in float32.
-        optimizer: one of ``OPTIMIZERS``; the last two are bitsandbytes'.
+        optimizer: one of ``OPTIMIZERS``; the last two are bitsandbytes'. ``"adamw"`` steps with
+            PyTorch's default on a GPU, ``foreach=True``, which copies what it works on;
+            ``"fused-adamw"`` is ``fused=True``, which does not.
         optimizer_in_backward: each parameter is updated, and its gradient freed, as soon as
             backward has computed it.
         checkpointing: every layer's activations are recomputed in backward.
@@ -188,8 +190,10 @@ def _contradictions(r: Recipe) -> Iterator[str]:
         yield "weights on the host save nothing without checkpointing: autograd would keep them."
     if (on_host or r.offload == "optimizer") and r.optimizer.endswith("8bit"):
         yield "8-bit optimizers keep their state where the GPU can reach it: offload 'adamw'."
-    if r.ranks > 1 and r.optimizer not in ("adamw", "sgd"):
-        yield "with sharding every GPU steps its own part of each tensor: 'adamw' and 'sgd' can."
+    if (on_host or r.offload == "optimizer") and r.optimizer == "fused-adamw":
+        yield "fused-adamw is a kernel of the GPU's, and the step is on the host: offload 'adamw'."
+    if r.ranks > 1 and r.optimizer not in ("adamw", "fused-adamw", "sgd"):
+        yield "with sharding every GPU steps its own part of each tensor: AdamW and 'sgd' can."
     if r.ranks > 1 and r.offload in ("activations", "optimizer"):
         yield "with sharding the shares as a whole can live on the host: offload 'weights'."
     if r.attention == "flash" and r.precision == "fp32":

@@ -100,6 +100,7 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         attention=attention,
         targets=targets,
         optimizer=OPTIMIZERS[recipe.optimizer],
+        fused=", fused=True" if recipe.optimizer == "fused-adamw" else "",
         loss="chunked_loss(ids)"
         if recipe.chunked_loss
         else "model(input_ids=ids, labels=ids).loss",

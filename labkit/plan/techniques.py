@@ -19,6 +19,7 @@ from labkit.values import InputError
 
 OPTIMIZERS = {
     "adamw": "torch.optim.AdamW",
+    "fused-adamw": "torch.optim.AdamW",
     "sgd": "torch.optim.SGD",
     "adafactor": "torch.optim.Adafactor",
     "adamw8bit": "bitsandbytes.optim.AdamW8bit",
@@ -30,7 +31,8 @@ def optimizer_of(recipe: Recipe, parameters: Any) -> torch.optim.Optimizer:
     """Return the recipe's optimizer over ``parameters``."""
     module, _, name = OPTIMIZERS[recipe.optimizer].rpartition(".")
     kind = getattr(importlib.import_module(module), name)
-    return kind(parameters, lr=1e-2 if recipe.optimizer == "sgd" else 1e-4)
+    options = {"fused": True} if recipe.optimizer == "fused-adamw" else {}
+    return kind(parameters, lr=1e-2 if recipe.optimizer == "sgd" else 1e-4, **options)
 
 
 def step_in_backward(parameter: torch.nn.Parameter, recipe: Recipe) -> torch.optim.Optimizer:

@@ -121,7 +121,7 @@ function leastSeconds(gpu, way, found) {
 /** What a way needs in a state, and whether that is there; null where the table does not reach. */
 function judge(state, index) {
   const way = FIT.ways[index], [, longest, ways] = FIT.table.models[state.m], gpu = gpuOf(state);
-  const found = ways[index] && answer(ways[index], longest, state.b, state.s);
+  const found = ways[index]?.length && answer(ways[index], longest, state.b, state.s);
   if (!found) return null;
   if (outdated(state)) found.exact = found.known = false;
   for (const name of ["allocated", "reserved", "floor", "least", "most"]) found[name] += gpu.workspaces;

@@ -9,8 +9,6 @@ from urllib.parse import unquote
 import browsing
 import pytest
 from browsing import NARROW, WIDE, hold_page, shot
-from small_fits import MODEL as TINY
-from small_fits import small_table
 
 from labkit.fitting import lookup
 from labkit.hardware import catalogue
@@ -30,19 +28,17 @@ SMALL = replace(
     catalogue.gpu("l4"),
     key="small",
     name="Small",
-    usable_bytes=600 * MIB + catalogue.CUDA_CONTEXT_BYTES,
+    usable_bytes=2 * GIB + catalogue.CUDA_CONTEXT_BYTES,
 )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The page and its files, of a small table, which is the course's own for these tests."""
+    """The page and its files, of one model, which is all of the table for these tests."""
     import fit_page
 
     folder = tmp_path_factory.mktemp("fit")
-    with pytest.MonkeyPatch.context() as patch:
-        made = small_table(patch, tmp_path_factory.mktemp("points"))
-    made = replace(made, models={MODEL: made.models[TINY]})
+    made = replace(PUBLISHED(), models={MODEL: PUBLISHED().models[MODEL]}, outdated=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(catalogue.GPUS, SMALL.key, SMALL)
         patch.setattr(lookup, "table", lambda: made)
@@ -180,12 +176,12 @@ def test_the_smallest_gpu_is_the_first_that_fits(opened):
 
 
 def test_what_nothing_can_hold_is_said(opened):
-    page = opened(STATE.format(MODEL, "t4", 1, 128, 1024))
+    page = opened(STATE.format(MODEL, "h100", 1, 128, 1024))
     assert page.inner_text("#verdict") == "No answer"
-    assert "4,096 tokens" in page.inner_text("#why")
+    assert "65,536 tokens" in page.inner_text("#why")
     assert not page.is_visible("#facts")
     page.locator("#offers button").first.click()
-    assert "b=4" in page.url
+    assert "b=64" in page.url
     assert page.is_visible("#facts")
 
 
@@ -229,10 +225,9 @@ def test_several_gpus_say_which_ways_they_have(opened):
 
 def test_stored_scores_are_explained_where_no_fused_kernel_takes_shared_heads(opened):
     t4, a100 = [STATE.format(MODEL, gpu, 1, 1, 1024) for gpu in ("t4", "a100-80gb")]
-    way = "All weights, AMP FP16, AdamW"
-    says = "no fused attention in FP16 on this GPU"
-    assert says in opened(f"{t4}&w={way}").inner_text("#why")
-    assert "no fused attention in FP32" in opened(a100).inner_text("#why")
+    in_fp16, in_fp32 = f"{t4}&w=LoRA, AMP FP16", f"{a100}&w=All weights, FP32, AdamW"
+    assert "no fused attention in FP16 on this GPU" in opened(in_fp16).inner_text("#why")
+    assert "no fused attention in FP32" in opened(in_fp32).inner_text("#why")
     assert "fused" not in opened(f"{a100}&w=LoRA, BF16").inner_text("#why")
 
 
@@ -263,7 +258,7 @@ def test_steps_that_help_only_together_are_offered_together(opened):
     assert "No single change is enough" in page.inner_text("#offers p")
     page.locator("#offers button").first.click()
     assert "✔" in page.inner_text("#verdict")
-    assert page.evaluate("state.may") == ["bf16", "cpu"]  # and not more than is needed
+    assert page.evaluate("state.may") == ["adapters", "cpu"]  # and not more than is needed
     assert page.evaluate("state.ram") == 1
     without_ram = "largestBatch({ ...state, ram: 0.001 }, judged(state)[0].index)"
     assert page.evaluate(without_ram) == "none"

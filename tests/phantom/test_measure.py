@@ -20,6 +20,8 @@ CHOSEN = [
     "SmolLM2-135M, 4 × 1024, fp32, adamw, optimizer in backward",
     "SmolLM2-135M, 4 × 1024, fp32, adamw, activations on the host",
     "SmolLM2-135M, 4 × 1024, amp-fp16, adamw",
+    "SmolLM2-135M, 4 × 1024, fp32, fused-adamw",
+    "SmolLM2-135M, 4 × 1024, amp-fp16, fused-adamw, checkpointing",
     "SmolLM2-135M, 4 × 1024, bf16, adamw8bit",
     "GPT-2, 4 × 1024, amp-fp16, adamw",
     "Qwen2.5-0.5B, 2 × 1024, bf16, adamw, checkpointing, LoRA 16, int8",

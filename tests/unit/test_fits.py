@@ -179,6 +179,14 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     assert again.models["SmolLM2-360M"].ways[0][0].points[0] == NOTHING
     assert lines == ["1 of 2 models are there already", "SmolLM2-360M (1 of 1)"]
     assert read_file(path, FitTable.from_dict, "a table").models == again.models
+    more = [*WAYS, Recipe(precision="bf16", optimizer="fused-adamw")]
+    monkeypatch.setattr(build, "ways", lambda: more)  # a new one is all that is computed
+    both = build.rebuild(path, [MODEL], work=tmp_path, report=lines.append)
+    assert both.models[MODEL].ways[:-1] == table.models[MODEL].ways
+    assert both.models[MODEL].ways[-1][0].points[0] == NOTHING
+    assert both.models["SmolLM2-360M"].ways == (*again.models["SmolLM2-360M"].ways, ())
+    assert lines[2:] == ["0 of 1 models are there already", f"{MODEL} (1 of 1)"]
+    table, lines[2:] = both, []
     monkeypatch.setattr(build, "RULES", "2099-01-01")  # what older rules gave waits its turn
     later = build.rebuild(path, ["SmolLM2-360M"], work=tmp_path)
     assert (later.models[MODEL], later.outdated) == (table.models[MODEL], (MODEL,))
@@ -189,6 +197,14 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     anew = build.rebuild(path, [MODEL], work=tmp_path)
     assert anew.models[MODEL].ways[0][0].points[0] == NOTHING
     assert [*anew.models] == [MODEL]
+
+
+def test_a_way_that_waits_to_be_computed_is_left_out(table, monkeypatch):
+    model = table.models[MODEL]
+    waiting = replace(table, models={MODEL: model._replace(ways=((), *model.ways[1:]))})
+    monkeypatch.setattr(lookup, "table", lambda: waiting)
+    found = {each.recipe.precision for each in lookup.find(MODEL, "a100-80gb")}
+    assert found == {"bf16"}
 
 
 @pytest.mark.parametrize(

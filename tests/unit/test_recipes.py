@@ -77,6 +77,7 @@ CONTRADICTIONS = [
     ({"attention": "flash"}, "computes in half precision only"),
     ({"precision": "FP16"}, "fp16 weights cannot be trained"),
     ({"ranks": 2, "precision": "amp-fp16"}, "gradient scaler"),
+    ({"offload": "optimizer", "optimizer": "fused-adamw"}, "a kernel of the GPU's"),
     ({"ranks": 2, "optimizer": "adamw8bit"}, "its own part"),
     ({"ranks": 2, "optimizer": "adafactor"}, "its own part"),
     ({"ranks": 2, "quantize": "nf4", "lora": 8}, "cut by rows"),

@@ -37,7 +37,7 @@ def configurations(gpu: Gpu, seq_len: int, only: str | None) -> list[Recipe]:
     if only != "lora":
         tried = [{"precision": precisions[0]}, {}]
         for precision, optimizer in itertools.product(precisions, _OPTIMIZER_CHANGES):
-            if optimizer != "fused-adamw":  # stepping in backward saves what it does, and more
+            if optimizer != "fused-adamw":  # a technique: see levels
                 tried.append({"precision": precision, "optimizer": optimizer})
     if only != "full":
         lora = {"precision": precisions[-1], "lora": LORA_RANK}
@@ -48,22 +48,24 @@ def configurations(gpu: Gpu, seq_len: int, only: str | None) -> list[Recipe]:
 
 def levels(configuration: Recipe, gpu: Gpu, gpus: int) -> list[Recipe]:
     """Return ``configuration`` with more and more techniques, the cheapest first."""
-    full = configuration.lora is None
-    free = {"chunked_loss": True}
+    full, optimizer = configuration.lora is None, configuration.optimizer
+    plain = {"chunked_loss": True, "optimizer": optimizer}
+    fused = {**plain, "optimizer": "fused-adamw"} if full and optimizer == "adamw" else plain
+    free = fused
     if gpus == 1 and full and configuration.precision != "amp-fp16":
-        free["optimizer_in_backward"] = True
-    on_host = {"chunked_loss": True, "checkpointing": True}
-    shared = {"chunked_loss": True, "ranks": gpus}  # one model for all, in place of one for each
+        free = {**plain, "optimizer_in_backward": True}  # it has no gradients either
+    on_host = {**plain, "checkpointing": True}
+    shared = {**fused, "ranks": gpus}  # one model for all, in place of one for each
     tried: list[dict[str, Any]] = [{}, free, {**free, "checkpointing": True}]
     if gpus > 1:
         tried += [shared, {**shared, "checkpointing": True}]
     if not gpu.unified:  # otherwise the host's memory is the GPU's
         tried.append({**free, "offload": "activations"})
-        if full and configuration.optimizer == "adamw":  # the others have little to offload
+        if full and optimizer == "adamw":  # the others have little to offload
             tried.append({**on_host, "offload": "optimizer"})
         if gpus > 1:
-            tried.append({**shared, "checkpointing": True, "offload": "weights"})
-        elif configuration.optimizer == "adamw":  # DDP takes no model on two devices
+            tried.append({**on_host, "ranks": gpus, "offload": "weights"})
+        elif optimizer == "adamw":  # DDP takes no model on two devices
             tried.append({**on_host, "offload": "weights"})
     return _possible(configuration, tried, gpu)
 

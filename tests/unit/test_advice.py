@@ -97,6 +97,8 @@ def test_data_parallel_forbids_what_ddp_cannot_do():
         able = each.optimizer in ("adamw", "sgd") and each.precision != "amp-fp16"
         assert {r.ranks for r in together} == ({1, 2} if able and not each.quantize else {1})
         if each.optimizer == "adamw":
+            shared = {r.optimizer for r in together if r.ranks > 1 and r.offload == "none"}
+            assert each.quantize or shared == {"adamw" if each.lora else "fused-adamw"}
             assert any(r.offload == "weights" for r in alone) == (each.quantize is None)
 
 

@@ -30,6 +30,7 @@ SIZE = {
 SHAPE = {"batch_size": 2, "seq_len": 32}
 RECIPES = {
     "plain": Recipe(**SHAPE),
+    "fused": Recipe(optimizer="fused-adamw", precision="amp-fp16", **SHAPE),
     "bf16, checkpointing, 8-bit": Recipe(
         precision="bf16", checkpointing=True, optimizer="adamw8bit", **SHAPE
     ),
@@ -211,7 +212,7 @@ def test_a_file_that_exists_is_left_alone(tmp_path):
 # --- GPUs that share the model -------------------------------------------------------------------
 
 SHARED = {
-    "plain": Recipe(ranks=2, **SHAPE),
+    "plain": Recipe(ranks=2, optimizer="fused-adamw", **SHAPE),
     "everything": Recipe(
         ranks=2,
         precision="amp-bf16",

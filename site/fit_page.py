@@ -106,7 +106,7 @@ def _way(recipe: Recipe, changed: dict[str, Any]) -> dict[str, Any]:
         "adapters": recipe.lora,
         "four-bit": recipe.quantize,
         "bf16": recipe.precision == "bf16" and not recipe.lora,
-        "optimizer": recipe.optimizer != "adamw",
+        "optimizer": recipe.optimizer not in ("adamw", "fused-adamw"),
         "backward": recipe.optimizer_in_backward,
         "cpu": recipe.offload != "none",
         "eager": recipe.attention == "eager",
@@ -243,7 +243,9 @@ def _trust() -> str:
         "are a lower bound from the GPU's data sheet. We checked the bytes of simulated steps in "
         "three ways: on a GPU, where other recipes than those of this page ran for real; on "
         "phantom GPUs, where PyTorch's own allocator serves a whole program; and against published "
-        f"figures. {_models_tried(tables)}Simulated bytes came this close:</p>",
+        f"figures. {_models_tried(tables)}The steps are those of the script that this page offers: "
+        "Trainer, TRL and Liger keep some other tensors, and there is no padding. Simulated bytes "
+        "came this close:</p>",
         _table("Simulated against PyTorch's allocator", _ERRORS, rows),
         "<p>The column “Evidence” names the few ways of this table that ran on a phantom "
         "themselves. The last check is of the phantom itself: "
@@ -277,11 +279,12 @@ def _trusted() -> str:
     first = tables[0]
     recipes, _, reserved = _errors(first)
     where = first.where if first.phantom else f"an {first.where}"
-    models = [MODELS[row.setup.split(",")[0]] for row in first.rows]
-    small = sum(each.parameters < 1e9 for each in models)
+    setups = [row.setup for row in first.rows if row.truth_bytes]
+    small = sum(MODELS[setup.split(",")[0]].parameters < 1e9 for setup in setups)
+    shared = sum("sharded over" in setup for setup in setups)
     return (
-        f"For {recipes} other recipes run on {where}, {small} of them of models below 1B, "
-        f"reserved memory was within {reserved}."
+        f"For {recipes} other recipes run on {where}, {small} of them of models below 1B and "
+        f"{shared} as one of several GPUs, reserved memory was within {reserved}."
     )
 
 

@@ -27,7 +27,8 @@ const MAY = [
 const VERDICTS = ["fits", "near", "tight", "no"];
 const MARKS = { fits: "✔", near: "≈", tight: "!", no: "✘" };
 const SHOWN_WAYS = matchMedia("(max-width: 48rem)").matches ? 5 : 12;
-const MOST_ROWS = 128, MOST_RAM = 65536, RAM_PER_GPU = 64; // GiB
+const LENGTH_STEP = 64; // tokens: no length between is offered
+const MOST_ROWS = 128, MOST_RAM = 65536; // GiB
 const FOR_TRAINING = 0.9; // of the RAM; the rest is the system's
 const $ = id => document.getElementById(id);
 
@@ -104,7 +105,9 @@ function answer(rows, longest, batch, length) {
 
 const modelOf = state => FIT.models.find(model => model.name === state.m);
 const gpuOf = state => FIT.gpus.find(gpu => gpu.key === state.g);
-const ramOf = state => state.ram ?? RAM_PER_GPU * state.n; // GiB
+/** GiB of RAM beside one GPU, where nobody says: computers with the largest GPUs have more. */
+const usualRam = state => gpuOf(state).capacity > 64 * GIB ? 128 : 64;
+const ramOf = state => state.ram ?? usualRam(state) * state.n; // GiB
 const hostLimit = state => FOR_TRAINING * ramOf(state) * GIB;
 /** Whether a model's points follow older rules, and wait to be computed again. */
 const outdated = state => FIT.table.outdated.includes(state.m);
@@ -175,12 +178,21 @@ function largest(state, field, values, best) {
 }
 
 const batches = Array.from({ length: MOST_ROWS }, (_, i) => i + 1);
+const lengthsOf = state => Array.from({ length: Math.floor(longestOf(state) / LENGTH_STEP) }, (_, i) => LENGTH_STEP * (i + 1));
 
 /** The largest batch of a way that fits, as text. */
 function largestBatch(state, index) {
   const most = largest(state, "b", batches, changed => judge(changed, index));
   if (!most) return judge({ ...state, b: 1 }, index)?.verdict === "tight" ? "none is certain" : "none";
   return most === MOST_ROWS || !judge({ ...state, b: most + 1 }, index) ? `${most} or more` : `${most}`;
+}
+
+/** The longest sequence of a way that fits, as text. */
+function longestSequence(state, index) {
+  const most = largest(state, "s", lengthsOf(state), changed => judge(changed, index));
+  if (!most) return "none";
+  const more = most + LENGTH_STEP <= longestOf(state) && !judge({ ...state, s: most + LENGTH_STEP }, index);
+  return most.toLocaleString("en") + (more ? " or more" : "");
 }
 
 /** What to do for a change of the state, as text. */
@@ -221,7 +233,7 @@ function remedies(state) {
   const helped = forbidden.filter(([key]) => offer({ may: [...state.may, key] }));
   if (!helped.length && forbidden.length > 1) offer({}, everything);
   const smaller = (field, values) => largest(state, field, values.filter(value => value < state[field]), changed => judged(changed)[0]);
-  const b = smaller("b", batches), s = smaller("s", FIT.table.tokens);
+  const b = smaller("b", batches), s = smaller("s", lengthsOf(state));
   if (b) offer({ b });
   else if (s) offer({ s });
   if (state.n > 1) offer({ n: 1 });
@@ -341,7 +353,7 @@ function showControls() {
   $("batch").value = state.b;
   $("length").value = state.s;
   $("ram").value = ramOf(state);
-  $("ram-note").textContent = `${state.ram ? "" : `Assumed: ${RAM_PER_GPU} GiB of RAM for each GPU. `}A tenth of the RAM is left to the system.`;
+  $("ram-note").textContent = `${state.ram ? "" : `Assumed: ${usualRam(state)} GiB of RAM for each GPU. `}A tenth of the RAM is left to the system.`;
 }
 
 /** Take the state from the form, or say what is wrong there. */
@@ -358,7 +370,7 @@ function readControls() {
     may: [...$("may").querySelectorAll("input")].filter(box => box.disabled ? state.may.includes(box.value) : box.checked).map(box => box.value),
   });
   if (!allowed(state).some(index => FIT.ways[index].label === state.w)) state.w = "";
-  showControls(); // RAM grows with the number of GPUs
+  showControls(); // RAM goes with the GPUs
   update();
 }
 
@@ -385,7 +397,8 @@ function drawBar(found, gpu) {
 
 function showFacts(found) {
   const enough = { ...state, ram: MOST_RAM }, batch = largestBatch(state, found.index), each = state.n > 1 ? " on each GPU" : "";
-  const smallest = [...FIT.gpus].sort((x, y) => x.capacity - y.capacity)
+  const size = gpu => Math.round(gpu.capacity / GIB);
+  const smallest = [...FIT.gpus].sort((x, y) => size(x) - size(y) || (y.key === state.g) - (x.key === state.g))
     .find(gpu => suits(gpu, found.way) && fits(judge({ ...enough, g: gpu.key }, found.index)));
   const together = state.n === 2 ? "Both GPUs" : `All ${state.n} GPUs`, others = state.n === 2 ? "the other GPU" : "the other GPUs";
   const about = aboutText(found), range = [found.least, found.most].map(bytesText);
@@ -396,6 +409,7 @@ function showFacts(found) {
     ["Lower bound", bytesText(found.floor), "weights, optimizer state, one gradient and one layer: less is impossible this way"],
     ["System RAM", hostText(found.host * state.n), "during a step; loading and saving the weights may take more"],
     ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
+    ["Longest sequence this way", longestSequence(state, found.index), `of ${longestOf(state).toLocaleString("en")} here, with batch size ${state.b}${each}`],
     ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch${found.hostShort ? ", and more RAM" : ""}` : ""],
     ["Time per 1,000 tokens", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. ${together} together` : ""}`],
     [`Work per step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} of GPU memory traffic`],
@@ -535,10 +549,11 @@ function update(keepAddress = false) {
   const fitting = found.filter(fits).length;
   const verdict = chosen?.verdict || (missing[2] ? "tight" : "no");
   const spare = chosen && bytesText(chosen.spare);
-  const kind = chosen?.way.label.split(/[,;]/)[0].replace("All weights", "all weights trained");
+  const onCpu = chosen?.way.label.match(/\w+ on the CPU/);
+  const kind = chosen?.way.label.split(/[,;]/)[0].replace("All weights", "all weights trained") + (onCpu ? `, ${onCpu}` : "");
   const words = chosen && {
     fits: [`${state.m} fits on ${gpusText()} with ${kind}`, `${spare} to spare.`],
-    near: [`${state.m} probably fits on ${gpusText()} with ${kind}`, `${sentence(aboutText(chosen) + spare)} to spare, and PyTorch may reserve ${bytesText(moreOf(chosen))} more.`],
+    near: [`${state.m} probably fits on ${gpusText()} with ${kind}`, `${sentence(aboutText(chosen) + spare)} to spare, and PyTorch may reserve ${bytesText(moreOf(chosen))} more${chosen.known ? "" : ": the command below computes this batch"}.`],
     tight: [`${fitting ? "This way" : state.m} may fit on ${gpusText()} with ${kind}`, `PyTorch would reserve ${spare} more than the GPU has. What its tensors use does fit, so it may succeed after giving back cached blocks.`],
     no: [fitting ? `This way does not fit on ${gpusText()}` : noneText(), `${shortText(chosen)}.`],
   }[chosen.verdict];
@@ -569,7 +584,7 @@ function update(keepAddress = false) {
     $("ways-text").textContent = fitting
       ? `${fitting} of ${plural(found.length, "way")} fit${fitting === 1 ? "s" : ""}. Sorted by how much they change training (mixed precision does not count), then roughly by speed.`
       : "None fits. The nearest to fitting in this table comes first.";
-    if (state.n > 1) $("ways-text").textContent += ` For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
+    if (state.n > 1) $("ways-text").textContent += ` NCCL's buffers are not counted. For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
       are not simulated there. What fits on one GPU also runs on each of several (DDP), which takes a second copy of the gradients.`;
     drawBar(chosen, gpu);
     showFacts(chosen);

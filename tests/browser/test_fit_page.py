@@ -175,6 +175,20 @@ def test_the_smallest_gpu_is_the_first_that_fits(opened):
     assert "none" in fact
 
 
+def test_the_longest_sequence_is_the_last_that_fits(opened):
+    page = opened(STATE.format(MODEL, "small", 1, 4, 512))
+    fact = page.locator("#facts div", has_text="Longest sequence").locator("dd").inner_text()
+    longest = int(fact.split()[0].replace(",", ""))
+    label = page.locator("#ways tr.chosen label").inner_text()
+
+    def verdict(length):
+        found = lookup.find(MODEL, SMALL, batch_size=4, seq_len=length)
+        return {lookup.name_of_way(each.recipe): each.verdict for each in found}[label]
+
+    assert verdict(longest) in ("fits", "near")
+    assert verdict(longest + page.evaluate("LENGTH_STEP")) not in ("fits", "near")
+
+
 def test_what_nothing_can_hold_is_said(opened):
     page = opened(STATE.format(MODEL, "h100", 1, 128, 1024))
     assert page.inner_text("#verdict") == "No answer"
@@ -208,7 +222,7 @@ def test_no_more_ram_is_asked_for_than_helps(opened, monkeypatch, tmp_path):
     fit_page.write_fit_page(tmp_path)
     found = lookup.find("Mixtral-8x7B", "h100")
     least = min(each.answer.values["host"] for each in found if each.verdict in ("fits", "near"))
-    page = opened(STATE.format("Mixtral-8x7B", "h100", 1, 1, 2048), tmp_path)
+    page = opened(STATE.format("Mixtral-8x7B", "h100", 1, 1, 2048) + "&ram=64", tmp_path)
     needed = math.ceil(least / page.evaluate("FOR_TRAINING") / GIB)
     assert f"Have at least {needed} GiB of RAM" in page.inner_text("#offers")
     assert "GiB short in RAM" in page.inner_text("#why")

@@ -387,8 +387,8 @@ function drawBar(found, gpu) {
     at += x(parts[key]);
   }
   const line = x(gpu.capacity), texts = shown.map(([key, name]) => `${name} ${bytesText(parts[key])}`);
-  $("bar").innerHTML = `<svg viewBox="0 0 1000 54" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
-    stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4"/></svg>`;
+  $("bar").innerHTML = `<svg viewBox="0 0 1000 54" preserveAspectRatio="none" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
+    stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4" vector-effect="non-scaling-stroke"/></svg>`;
   $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(gpu.capacity)}: ${texts.join(", ")}`);
   $("limit").textContent = `Limit: ${bytesText(gpu.capacity)}, available to PyTorch on ${gpu.name} with no display or other program on it`;
   $("parts").replaceChildren(...shown.map(([, , colour], i) =>

@@ -2,7 +2,8 @@
 formulas as any run (`labkit.work`).
 
 Limits: of what ``torch.compile`` generates only the products that it leaves to libraries are seen.
-Products of distributed tensors are not counted.
+Products of distributed tensors are not counted, nor are the scores that attention without a fused
+kernel moves in its forward pass.
 """
 
 import sys

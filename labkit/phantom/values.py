@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -199,9 +200,14 @@ class KnownValues(TorchDispatchMode):
             if alone and _get_current_dispatch_mode_stack() == [self]:
                 with _disable_current_modes():
                     out = function(*args, **options)
+                    fused = torch._fused_sdp_choice(*args, **options) != SDPBackend.MATH.value
                 operands = (*args, *(options[n] for n in ATTENDED if n in options))[:3]
+                causal = fused and (options.get("is_causal", False) or args[5:6] == (True,))
                 self.on_operator(
-                    aten._scaled_dot_product_flash_attention.default, operands, {}, out
+                    aten._scaled_dot_product_flash_attention.default,
+                    (*operands, 0.0, causal),
+                    {},
+                    out,
                 )
                 return out
             return function(*args, **options)

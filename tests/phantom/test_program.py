@@ -93,6 +93,15 @@ def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(
     assert f"{estimated.run.flops / 1e12:.4g} TFLOP" in str(verdict)
 
 
+def test_attention_without_a_fused_kernel_computes_what_the_mask_hides_too(run, tmp_path):
+    size = "vocab_size=8000,"
+    shared = size + " num_key_value_heads=2,"  # which no fused kernel takes in FP32
+    verdict, _ = run(SCRIPT.replace(size, shared))
+    (tmp_path / "step.py").write_text(STEP.replace(size, shared))
+    estimated = lab.estimate(f"{tmp_path}/step.py:experiment", gpu="rtx-4090")
+    assert verdict.answers[0].work.flops == {"fp32": estimated.run.flops}
+
+
 def test_what_crosses_the_link_is_counted_and_takes_its_time(run):
     offloaded = SCRIPT.replace("    loss = model(", "    with save():\n        loss = model(")
     assert offloaded != SCRIPT

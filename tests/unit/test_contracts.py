@@ -264,6 +264,15 @@ def test_causal_attention_counts_half(kernel, direction):
     assert 0 < 2 * counted(True) == counted(False)
 
 
+def test_the_choice_of_an_attention_kernel_takes_what_attention_takes():
+    """``torch._fused_sdp_choice`` (phantom.values)."""
+    from torch.nn.attention import SDPBackend
+
+    x = torch.ones(1, 2, 4, 8)
+    options = {"is_causal": True, "scale": None, "enable_gqa": False}
+    assert torch._fused_sdp_choice(x, x, x, None, 0.0, **options) >= SDPBackend.MATH.value
+
+
 # --- CUDA: hardware.cuda --------------------------------------------------------------------------
 
 

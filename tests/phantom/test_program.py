@@ -238,13 +238,17 @@ def test_a_hang_is_a_sentence(run, monkeypatch):
 
 
 def test_ctrl_c_gives_what_is_known_so_far(tmp_path):
-    endless = LEAK.replace("range(6)", "range(10 ** 9)").replace("kept.append", "len")
-    (tmp_path / "train.py").write_text(endless)  # it keeps nothing, or a fast machine is full
+    endless = LEAK.replace("range(6)", "range(10 ** 9)")
+    steps = "print('x', end='', file=open('steps', 'a')) or len"
+    # It keeps nothing, or a fast machine is full.
+    (tmp_path / "train.py").write_text(endless.replace("kept.append", steps))
     command = [sys.executable, "-m", "labkit", "phantom", "--gpu", "t4", "--json", "train.py"]
     started = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    time.sleep(12)
+    while not ((made := tmp_path / "steps").exists() and made.stat().st_size > 9):
+        assert started.poll() is None
+        time.sleep(0.05)
     os.killpg(started.pid, signal.SIGINT)
     printed, _ = started.communicate(timeout=60)
     answer = json.loads(printed)

@@ -244,7 +244,7 @@ def _trust() -> str:
         "three ways: on a GPU, where other recipes than those of this page ran for real; on "
         "phantom GPUs, where PyTorch's own allocator serves a whole program; and against published "
         f"figures. {_models_tried(tables)}The steps are those of the script that this page offers: "
-        "Trainer, TRL and Liger keep some other tensors, and there is no padding. Simulated bytes "
+        "other trainers may keep other tensors, and there is no padding. Simulated bytes "
         "came this close:</p>",
         _table("Simulated against PyTorch's allocator", _ERRORS, rows),
         "<p>The column “Evidence” names the few ways of this table that ran on a phantom "

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 JUDGE = Path(__file__).with_name("judge.py")
-STEPS = 20_000
+STEPS = 10_000
 EXPANDABLE = "expandable_segments:True"
 
 

@@ -21,7 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,6 +285,8 @@ def rebuild(
             raise InputError(reason) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # or it begins with the next model
+            for worker in active_children():  # or they go on for as long as their models take
+                worker.terminate()
             raise
     return table
 

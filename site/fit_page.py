@@ -133,22 +133,32 @@ def _options(fields: dict[str, Any]) -> str:
 
 
 def _rules(recipes: Sequence[Recipe]) -> list[dict[str, Any]]:
-    """Return rules of thumb, in bytes per parameter, each with the ways that it is about: with BF16
-    and, for GPUs without, with FP16."""
+    """Return rules of thumb, in bytes per parameter, each with the ways that it is about.
+
+    Rules that leave activations out are held to two: as it is, and with next to no activations.
+    Which of BF16 and FP16 is shown depends on the GPU.
+    """
 
     def places(*ways: Recipe) -> list[int]:
         return [recipes.index(way) for way in ways if way in recipes]
 
-    fp32 = Recipe(precision="fp32")
-    lora = {"lora": LORA_RANK, "checkpointing": True, "chunked_loss": True}
-    mixed = places(Recipe(precision="amp-bf16"), Recipe(precision="amp-fp16"))
+    frugal = {"checkpointing": True, "chunked_loss": True}
+    least = {"optimizer": "fused-adamw", **frugal}
+    lora = {"lora": LORA_RANK, **frugal}
+    fp32 = places(Recipe(precision="fp32"), Recipe(precision="fp32", **least))
+    mixed = places(
+        Recipe(precision="amp-bf16"),
+        Recipe(precision="amp-bf16", **least),
+        Recipe(precision="amp-fp16"),
+        Recipe(precision="amp-fp16", **least),
+    )
     four_bits = places(
         Recipe(precision="bf16", quantize="nf4-double", **lora),
         Recipe(precision="amp-fp16", quantize="nf4-double", **lora),
     )
     rules = [
-        ("16 bytes a parameter: FP32 weights, gradients and Adam's states", 16, places(fp32)),
-        ("accelerate estimate-memory, float32: 4 times the weights", 16, places(fp32)),
+        ("16 bytes a parameter: FP32 weights, gradients and Adam's states", 16, fp32),
+        ("accelerate estimate-memory, float32: 4 times the weights", 16, fp32),
         ("accelerate estimate-memory, bfloat16: twice the FP32 weights", 8, mixed),
         ("QLoRA: half a byte a parameter", 0.5, four_bits),
     ]

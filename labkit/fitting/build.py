@@ -66,7 +66,7 @@ RANKS = (2, 4, 8)
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 #: The day of the last change to labkit that moves a number of the table, and which of that day; to
 #: be set with each.
-RULES = "2026-11-27, 2"
+RULES = "2026-11-27, 3"
 _OWN = "labkit's rules of"
 WORK_FOLDER = Path("build", "fits")
 _PHASE_NAMES = {
@@ -98,17 +98,23 @@ _MORE: tuple[dict[str, Any], ...] = (
 _SHARED = tuple(
     {**level, "ranks": ranks} for ranks in RANKS for level in (_COMMON[0], _FRUGAL, _MORE[3])
 )
+#: Where AdamW's kernel is fused: only with what saves memory on the GPUs themselves.
+_FUSED_SHARED = tuple({**_FRUGAL, "ranks": ranks} for ranks in RANKS)
 _LORA = {"precision": "bf16", "lora": LORA_RANK}
 _FP16_LORA = {"precision": "amp-fp16", "lora": LORA_RANK}
 #: The kinds, each with its levels beside the common ones.
 _KINDS: tuple[tuple[dict[str, Any], tuple[dict[str, Any], ...]], ...] = (
     ({"precision": "fp32"}, (_MORE[2],)),
+    ({"precision": "fp32", "optimizer": "fused-adamw"}, ()),
     ({"precision": "amp-bf16"}, _MORE + _SHARED),
+    ({"precision": "amp-bf16", "optimizer": "fused-adamw"}, _FUSED_SHARED),
     ({"precision": "amp-bf16", "optimizer": "adamw8bit"}, ()),
     ({"precision": "bf16"}, _MORE + _SHARED),
+    ({"precision": "bf16", "optimizer": "fused-adamw"}, _FUSED_SHARED),
     ({"precision": "bf16", "optimizer": "adamw8bit"}, ()),
     ({"precision": "bf16", "optimizer": "adafactor"}, ()),
     ({"precision": "amp-fp16"}, (_MORE[2],)),
+    ({"precision": "amp-fp16", "optimizer": "fused-adamw"}, ()),
     ({"precision": "amp-fp16", "optimizer": "adamw8bit"}, ()),
     (_LORA, _MORE + _SHARED),
     ({**_LORA, "quantize": "nf4"}, ()),
@@ -123,9 +129,10 @@ def ways() -> list[Recipe]:
     found = []
     for kind, more in _KINDS:
         for level in _COMMON + more:
-            # Adapters have next to no gradients and optimizer state to be rid of.
+            # Adapters have next to no gradients and optimizer state to be rid of; and a step in
+            # backward copies one weight at a time, fused or not.
             idle = level.get("optimizer_in_backward") or level.get("offload") == "optimizer"
-            if idle and "lora" in kind:
+            if idle and ("lora" in kind or kind.get("optimizer") == "fused-adamw"):
                 continue
             with contextlib.suppress(InputError):  # it contradicts itself
                 found.append(Recipe(**kind, **level))

@@ -24,13 +24,17 @@ _WEIGHTS_IN = {
 _AUTOCAST_TO = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 
 
-def dtype_of(precision: str) -> torch.dtype:
+def dtype_of(precision: str, *, frozen: bool = False) -> torch.dtype:
     """Return the dtype of the *weights* under ``precision``: autocast keeps them in float32.
+
+    Small updates would be lost in 16 bits. ``frozen`` weights have none, and are stored in what
+    autocast computes in.
 
     Raises:
         InputError: not one of ``PRECISIONS``.
     """
-    return _WEIGHTS_IN[one_of(precision, PRECISIONS, "precision")]
+    trained = _WEIGHTS_IN[one_of(precision, PRECISIONS, "precision")]
+    return _AUTOCAST_TO.get(precision, trained) if frozen else trained
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:

@@ -94,7 +94,7 @@ def least_bytes(recipe: Recipe, shapes: Shapes, gpus: int = 1) -> int:
         if recipe.offload == "weights":
             return 0
         return least_bytes(recipe.but(ranks=1), shapes) // recipe.ranks
-    width = dtype_of(recipe.precision).itemsize
+    width = dtype_of(recipe.precision, frozen=recipe.lora is not None).itemsize
     here = shapes.parameters - (shapes.in_layers if recipe.offload == "weights" else 0)
     if recipe.lora:
         bits = {None: 8 * width, "int8": 8, "nf4": 4, "nf4-double": 4}[recipe.quantize]
@@ -126,7 +126,7 @@ def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
 
     ``sent_bytes`` are those of the activations that the step moves to the host.
     """
-    width = dtype_of(recipe.precision).itemsize
+    width = dtype_of(recipe.precision, frozen=recipe.lora is not None).itemsize
     if recipe.offload == "activations":
         return 2 * sent_bytes
     if recipe.offload == "optimizer":  # gradients go, weights come
@@ -184,7 +184,8 @@ def costs(recipe: Recipe, crossing_bytes: int, sent_bytes: int = 0) -> tuple[str
         )
     if recipe.precision.startswith("amp-"):
         products = "float16 (losses are scaled)" if recipe.precision == "amp-fp16" else "bfloat16"
-        found.append(f"products in {products}; weights and their updates stay float32")
+        trained = "adapters" if recipe.lora else "weights"
+        found.append(f"products in {products}; {trained} and their updates stay float32")
     if recipe.checkpointing:
         more = 50 if recipe.lora else 33  # one forward more, beside backward's one or two
         found.append(f"every layer's forward runs twice: up to +{more} % arithmetic")

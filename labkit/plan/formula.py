@@ -9,8 +9,9 @@ activations are the published formula, not corrected: `Envelope.beside` shows wh
 Terms are summed, as is usual, though some never exist at the same time.
 
 Limits: one dense decoder on one GPU, without what lives on the host, temporaries, autocast's copies
-of the weights, workspaces and the allocator's rounding. Of experts, and of a vision tower, what is
-stored is counted, and not what they compute.
+of the weights, workspaces and the allocator's rounding. bitsandbytes widens the biases of quantized
+layers under autocast, which is not counted. Of experts, and of a vision tower, what is stored is
+counted, and not what they compute.
 """
 
 import enum
@@ -21,6 +22,7 @@ from math import ceil, prod
 from typing import Any
 
 from labkit.models.config import find_config
+from labkit.models.precisions import dtype_of
 from labkit.plan.recipe import ALL_LINEAR, CHUNK_TOKENS, Recipe
 from labkit.plan.shapes import Shapes, shapes_of
 from labkit.runs import Run
@@ -184,7 +186,7 @@ def formula_estimate(model: Any, *, recipe: Recipe | None = None, **fields: Any)
 
 def _stored(shapes: Shapes, recipe: Recipe) -> list[Term]:
     """Return the terms of weights, gradients and optimizer state."""
-    size = 2 if recipe.precision == "bf16" else 4  # bytes of a number
+    size = dtype_of(recipe.precision, frozen=recipe.lora is not None).itemsize
     if recipe.quantize:
         rest = size * (shapes.parameters - shapes.in_linear)
         terms = [

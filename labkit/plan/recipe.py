@@ -51,7 +51,8 @@ class Recipe:
         batch_size: sequences in one forward pass of each GPU (the micro-batch, if gradients
             accumulate).
         seq_len: tokens per sequence.
-        precision: one of ``PRECISIONS``. With ``amp-`` the weights stay in float32.
+        precision: one of ``PRECISIONS``. With ``amp-`` weights that are trained stay in float32;
+            frozen ones are stored in what autocast computes in.
         optimizer: one of ``OPTIMIZERS``; the last two are bitsandbytes'. ``"adamw"`` steps with
             PyTorch's default on a GPU, ``foreach=True``, which copies what it works on;
             ``"fused-adamw"`` is ``fused=True``, which does not.

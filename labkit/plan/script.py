@@ -95,7 +95,7 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         packages=packages,
         model=weights_of(model, name),
         rate=rate,
-        dtype=dtype_of(recipe.precision),
+        dtype=dtype_of(recipe.precision, frozen=recipe.lora is not None),
         autocast=autocast_dtype(recipe.precision),
         attention=attention,
         targets=targets,

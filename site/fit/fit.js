@@ -277,7 +277,6 @@ const secondsText = found => `≥ ${digits(found.perThousand)} s per 1,000 token
 const also = way => [
   way.recipe.precision.startsWith("amp") && "matrix products are computed in 16 bits",
   way.may.includes("backward") && "no clipping by norm, no accumulation",
-  way.may.includes("adapters") && way.recipe.precision === "amp-fp16" && !way.may.includes("four-bit") && "frozen weights stay in 32 bits",
 ].filter(Boolean);
 
 /** How a number is known, for the column of the table. */
@@ -453,14 +452,14 @@ function showWays(found, chosen) {
   $("more").textContent = state.all ? "Show fewer ways" : `Show all ${found.length} ways`;
 }
 
-/** Each rule beside the way that it is about, on one GPU. */
+/** Each rule beside the ways that it is about, on one GPU. */
 function showRules() {
   const gpu = gpuOf(state), parameters = FIT.table.models[state.m][0];
-  const about = FIT.rules.flatMap(({ name, perParameter, ways }) => {
-    const index = ways.find(each => suits(gpu, FIT.ways[each]));
-    const found = index === undefined ? null : judge({ ...state, n: 1 }, index);
-    return found ? [[name, perParameter * parameters, found]] : [];
-  });
+  const about = FIT.rules.flatMap(({ name, perParameter, ways }) => ways
+    .filter(index => suits(gpu, FIT.ways[index]))
+    .map(index => judge({ ...state, n: 1 }, index))
+    .filter(Boolean)
+    .map(found => [name, perParameter * parameters, found]));
   $("rules").replaceChildren(...about.map(([name, says, found]) => {
     const off = says / found.reserved - 1, cell = (label, text) => make("td", text, { "data-label": label, class: "number" });
     return make("tr", "", {}, make("td", name), cell("Says", bytesText(says)), make("td", found.way.label, { "data-label": "Applies to" }),
@@ -539,8 +538,7 @@ function update(keepAddress = false) {
     }[box.value];
     box.disabled = Boolean(idle);
     box.checked = !idle && state.may.includes(box.value);
-    let [, text] = MAY.find(([key]) => key === box.value);
-    if (!gpu.bf16) text = text.replace("16-bit weights", "32-bit weights"); // where FP16 is computed by AMP
+    const [, text] = MAY.find(([key]) => key === box.value);
     box.nextSibling.textContent = text + (idle ? `: ${idle}` : "");
   }
   const best = found[0], chosen = found.find(each => each.way.label === state.w) || best;

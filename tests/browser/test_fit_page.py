@@ -234,7 +234,6 @@ def test_several_gpus_say_which_ways_they_have(opened):
     assert "Allow one of them" in opened(state + "&may=optimizer").inner_text("#why")
     page = opened(state.replace("a100-80gb", "t4"))
     assert "only if they compute in BF16" in page.inner_text("#why")
-    assert "beside 32-bit weights" in page.inner_text("#may")
 
 
 def test_stored_scores_are_explained_where_no_fused_kernel_takes_shared_heads(opened):
@@ -243,6 +242,15 @@ def test_stored_scores_are_explained_where_no_fused_kernel_takes_shared_heads(op
     assert "no fused attention in FP16 on this GPU" in opened(in_fp16).inner_text("#why")
     assert "no fused attention in FP32" in opened(in_fp32).inner_text("#why")
     assert "fused" not in opened(f"{a100}&w=LoRA, BF16").inner_text("#why")
+
+
+def test_rules_of_thumb_are_held_to_a_plain_run_and_to_the_least(opened):
+    page = opened(STATE.format(MODEL, "a100-80gb", 1, 1, 1024))
+    rows = [row for row in page.locator("#rules tr").all_inner_texts() if "16 bytes" in row]
+    assert ["fused AdamW; checkpointing, chunked loss" in row for row in rows] == [False, True]
+    page = opened(STATE.format(MODEL, "t4", 1, 1, 1024))
+    assert "AMP BF16" not in page.inner_text("#rules")
+    assert page.inner_text("#rules").count("AMP FP16") == 3  # two for the bfloat16 rule, and QLoRA
 
 
 def test_the_short_verdict_shows_where_the_long_one_is_out_of_sight(opened):

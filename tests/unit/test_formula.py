@@ -41,6 +41,7 @@ def rows_of(config, gpu="a100-80gb", **how):
         {"precision": "bf16", "optimizer": "adamw8bit"},
         {"precision": "bf16", "optimizer": "paged-adamw8bit"},
         {"precision": "bf16", "lora": 4},
+        {"precision": "amp-fp16", "lora": 4},
         {"precision": "bf16", "lora": 4, "quantize": "nf4"},
         {"precision": "bf16", "lora": 4, "quantize": "nf4-double"},
         {"precision": "bf16", "lora": 8, "quantize": "int8"},

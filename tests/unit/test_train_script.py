@@ -35,7 +35,11 @@ RECIPES = {
         precision="bf16", checkpointing=True, optimizer="adamw8bit", **SHAPE
     ),
     "lora on two layers": Recipe(
-        lora=4, lora_targets=("q_proj", "v_proj"), attention="eager", **SHAPE
+        lora=4,
+        lora_targets=("q_proj", "v_proj"),
+        attention="eager",
+        precision="amp-fp16",  # frozen weights in 16 bits, adapters in 32
+        **SHAPE,
     ),
     "qlora": Recipe(lora=4, quantize="nf4-double", checkpointing=True, chunked_loss=True, **SHAPE),
     "int8 lora": Recipe(lora=4, quantize="int8", **SHAPE),
@@ -120,7 +124,9 @@ def assert_loadable(out, recipe, tiny):
         assert len(changed) == len(before)
 
 
-@pytest.mark.parametrize("name", ["plain", "in backward", "bf16, checkpointing, 8-bit"])
+@pytest.mark.parametrize(
+    "name", ["plain", "in backward", "bf16, checkpointing, 8-bit", "lora on two layers"]
+)
 def test_a_script_takes_what_its_recipe_takes(name, tiny, tmp_path, monkeypatch):
     recipe = RECIPES[name].but(batch_size=4, seq_len=64)
     path = script.write_script(tmp_path / "train.py", recipe, model=tiny)

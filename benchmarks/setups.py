@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from labkit.fitting.build import TRAINED, longest_of, ways
+from labkit.fitting.build import longest_of, ways
+from labkit.fitting.lookup import table
 from labkit.fitting.table import USUAL_LENGTH
 from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config
@@ -240,8 +241,8 @@ GPU_RECIPES: dict[str, tuple[str, Recipe]] = _named(
 
 
 def fits_recipes(gpu: Gpu) -> dict[str, tuple[str, Recipe]]:
-    """Return one row of ``USUAL_LENGTH`` tokens for each model of the table of `labkit.fitting`, in
-    each kind of training: as it is, and with all that saves memory on the GPU itself. What ``gpu``
+    """Return one row of ``USUAL_LENGTH`` tokens for each model that the table of fits has, in each
+    kind of training: as it is, and with all that saves memory on the GPU itself. What ``gpu``
     cannot hold or compute in any case is left out.
     """
     tried = [
@@ -255,7 +256,7 @@ def fits_recipes(gpu: Gpu) -> dict[str, tuple[str, Recipe]]:
         and (way.precision == "amp-fp16") != gpu.bf16_native
     ]
     found = []
-    for name in TRAINED:
+    for name in table().models:
         config = find_config(name)[1]
         length = min(USUAL_LENGTH, longest_of(config))
         for way in tried:

@@ -39,6 +39,8 @@ _OPTIMIZERS = {
 #: It fits; it does unless more is reserved, as may be; it does only without cached blocks; it does
 #: not.
 VERDICTS = ("fits", "near", "tight", "no")
+#: What fits and takes so many times as long as the fastest that does comes behind the others.
+SLOW = 4
 _SHOWN = ("reserved", "allocated", "host")
 _ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, double quantization"}
 
@@ -129,7 +131,9 @@ def find(
                 looked_up = looked_up._replace(exact=False, known=False)
             recipe = recipe.but(batch_size=batch_size, seq_len=seq_len)
             found.append(_judged(recipe, looked_up, gpu, host_memory_bytes or math.inf))
-    return sorted(found, key=_rank)
+    fitting = [each.seconds_per_token for each in found if each.verdict in ("fits", "near")]
+    slow = SLOW * min(fitting, default=math.inf)
+    return sorted(found, key=lambda each: _rank(each, slow))
 
 
 def _judged(recipe: Recipe, found: Answer, gpu: Gpu, host_limit_bytes: float) -> Found:
@@ -151,14 +155,16 @@ def _judged(recipe: Recipe, found: Answer, gpu: Gpu, host_limit_bytes: float) ->
     return Found(recipe, verdict, here, seconds / (recipe.tokens * recipe.ranks))
 
 
-def _rank(found: Found) -> tuple:
-    """Sort what fits first, by changes, bound and techniques; then what is nearest to fitting."""
+def _rank(found: Found, slow: float) -> tuple:
+    """Sort what fits first, by changes, bound and techniques, and behind it what takes ``slow``
+    seconds a token or more; then what is nearest to fitting."""
     verdict, reserved_bytes = VERDICTS.index(found.verdict), found.answer.values["reserved"]
     if verdict > VERDICTS.index("near"):
         return verdict, reserved_bytes
     tenth = round(math.log(found.seconds_per_token, 1.1))  # bounds that near are equal
     way = found.recipe
-    return verdict, len(changes(way)), tenth, len(techniques(way)), reserved_bytes
+    late = found.seconds_per_token >= slow
+    return verdict, late, len(changes(way)), tenth, len(techniques(way)), reserved_bytes
 
 
 def fits(

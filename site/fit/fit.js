@@ -152,19 +152,19 @@ function allowed(state) {
   });
 }
 
+const fits = found => found?.verdict === "fits" || found?.verdict === "near";
+
 /** All ways that a state allows, the best first. Bounds within a tenth count as equal. */
 function judged(state) {
+  const found = allowed(state).map(index => judge(state, index)).filter(Boolean);
+  const slow = FIT.slow * Math.min(...found.filter(fits).map(each => each.perThousand));
   const tenth = found => Math.round(Math.log(found.perThousand / 1000) / Math.log(1.1));
   const order = found => VERDICTS.indexOf(found.verdict);
-  return allowed(state)
-    .map(index => judge(state, index))
-    .filter(Boolean)
-    .sort((x, y) => order(x) - order(y)
-      || (order(x) < 2 ? x.way.changes.length - y.way.changes.length || tenth(x) - tenth(y) || x.way.techniques - y.way.techniques : 0)
-      || x.reserved - y.reserved);
+  return found.sort((x, y) => order(x) - order(y)
+    || (order(x) < 2 ? (x.perThousand >= slow) - (y.perThousand >= slow) || x.way.changes.length - y.way.changes.length
+      || tenth(x) - tenth(y) || x.way.techniques - y.way.techniques : 0)
+    || x.reserved - y.reserved);
 }
-
-const fits = found => found?.verdict === "fits" || found?.verdict === "near";
 
 /** The largest of some sorted values of a field with which what `best` finds fits; undefined: none. */
 function largest(state, field, values, best) {
@@ -203,7 +203,7 @@ function doing(change) {
     quoted.length && `allow ${listed(quoted)}`,
     change.b && `use batch size ${change.b}`,
     change.s && `use sequence length ${change.s.toLocaleString("en")}`,
-    change.g ? `use ${n > 1 ? `${n} ×` : "one"} ${name}` : change.n && (n === 1 ? "use one GPU, or each by itself (DDP)" : `use ${n} GPUs`),
+    change.g ? `use ${n > 1 ? `${n} ×` : "one"} ${name}` : change.n && (n === 1 ? "use one GPU, or each by itself (DDP, which adds a copy of the gradients)" : `use ${n} GPUs`),
     change.ram && `have at least ${change.ram.toLocaleString("en")} GiB of RAM`,
   ].filter(Boolean);
   return sentence(parts.join(", and "));
@@ -235,6 +235,7 @@ function remedies(state) {
   const smaller = (field, values) => largest(state, field, values.filter(value => value < state[field]), changed => judged(changed)[0]);
   const b = smaller("b", batches), s = smaller("s", lengthsOf(state));
   if (b) offer({ b });
+  else if (state.b < MOST_ROWS && fits(judged({ ...state, b: state.b + 1 })[0])) offer({ b: state.b + 1 }); // it reserves less
   else if (s) offer({ s });
   if (state.n > 1) offer({ n: 1 });
   offer({}, { ram: MOST_RAM });
@@ -319,7 +320,7 @@ function readAddress() {
     const number = Number(said.get(key));
     if (said.has(key) && Number.isInteger(number) && number >= 1 && number <= most) return number;
     if (said.has(key)) wrong.push(`${name} “${said.get(key)}” (1 to ${most.toLocaleString("en")})`);
-    return usual;
+    return number > most ? most : usual;
   };
   const models = FIT.models.map(model => model.name);
   state.m = choose("m", "model", models, models.includes("Llama-3.1-8B") ? "Llama-3.1-8B" : models[0]);
@@ -331,9 +332,9 @@ function readAddress() {
   const keys = MAY.map(([key]) => key), named = said.has("may") ? said.get("may").split(",").filter(Boolean) : keys.slice(0, -1);
   const unknown = named.filter(key => !keys.includes(key));
   if (unknown.length) wrong.push(`change “${unknown.join()}”`);
-  state.may = keys.filter((key, i) => unknown.length ? i < keys.length - 1 : named.includes(key));
+  state.may = keys.filter(key => named.includes(key));
   state.w = choose("w", "way", ["", ...FIT.ways.map(way => way.label)], "");
-  $("notice").textContent = wrong.length ? `This link asks for something this page doesn't have: ${wrong.join(", ")}. It shows its defaults instead.` : "";
+  $("notice").textContent = wrong.length ? `This link asks for something this page doesn't have: ${wrong.join(", ")}. It shows the nearest that it has.` : "";
   return wrong;
 }
 
@@ -400,6 +401,7 @@ function showFacts(found) {
   const smallest = [...FIT.gpus].sort((x, y) => size(x) - size(y) || (y.key === state.g) - (x.key === state.g))
     .find(gpu => suits(gpu, found.way) && fits(judge({ ...enough, g: gpu.key }, found.index)));
   const together = state.n === 2 ? "Both GPUs" : `All ${state.n} GPUs`, others = state.n === 2 ? "the other GPU" : "the other GPUs";
+  const stepOnCpu = /(weights|optimizer) on the CPU/.test(found.way.label), kept = FIT.table.models[state.m][0] * found.way.gradients;
   const about = aboutText(found), range = [found.least, found.most].map(bytesText);
   const most = `must stay below the limit; usually at most ${bytesText(FIT.off * found.reserved)} more`;
   const facts = [
@@ -410,9 +412,10 @@ function showFacts(found) {
     ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
     ["Longest sequence this way", longestSequence(state, found.index), `of ${longestOf(state).toLocaleString("en")} here, with batch size ${state.b}${each}`],
     ["Smallest GPU this way", smallest ? smallest.name : "none of these", smallest ? `${bytesText(smallest.capacity)} for PyTorch${found.hostShort ? ", and more RAM" : ""}` : ""],
-    ["Time per 1,000 tokens", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${state.n > 1 ? `. ${together} together` : ""}`],
+    ["Time per 1,000 tokens", `≥ ${digits(found.perThousand)} s`, `at peak speed; real runs are slower${stepOnCpu ? ", most of all this one: the CPU's step is not counted" : ""}${state.n > 1 ? `. ${together} together` : ""}`],
     [`Work per step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} of GPU memory traffic`],
   ];
+  if (kept) facts.push(["With gradient accumulation", `up to ${bytesText(kept)} more`, "gradients stay until the step: add --accumulate 2 to the command below"]);
   if (found.sent) facts.push([`Sent to ${others}`, `${traffic(found.sent)} a step`, "not in the seconds above"]);
   if (found.link) facts.push(["Across the link to the CPU", `${traffic(found.link)} a step`, "in the seconds above"]);
   $("facts").replaceChildren(...facts.map(([name, value, small]) => make("div", "", {},
@@ -442,7 +445,7 @@ function showWays(found, chosen) {
       make("td", "", {}, make("label", "", {}, radio, make("span", each.way.label))),
       cell("Needs", aboutText(each) + bytesText(each.reserved), "number"),
       cell("To spare", `${MARKS[each.verdict]} ${spareText(each)}`, each.verdict),
-      cell("RAM", hostText(each.host * state.n)),
+      cell("RAM", hostText(each.host * state.n), "number"),
       cell("Largest batch", largestBatch(state, each.index)),
       cell("Time per 1,000 tokens", `≥ ${digits(each.perThousand)} s`, "number"),
       cell("Changes", [...each.way.changes, ...also(each.way)].join("; ") || "nothing"),
@@ -500,7 +503,8 @@ function nothing() {
   const [least, most] = [FIT.table.tokens[0], FIT.table.tokens.at(-1)], longest = longestOf(state), total = state.b * state.s;
   const model = modelOf(state);
   const text = number => number.toLocaleString("en");
-  if (state.s > longest) return ["No answer", `In this table ${state.m} takes at most ${text(longest)} tokens in a sequence.`, { s: longest }];
+  const limited = longest < FIT.mostLength ? state.m : "This table";
+  if (state.s > longest) return ["No answer", `${limited} takes at most ${text(longest)} tokens in a sequence.`, { s: longest }];
   if (model.images && state.s < model.shortest) return ["No answer", `An image of ${state.m} is ${model.images} tokens, and each row has one: the table begins at ${text(model.shortest)} tokens in a sequence.`, { s: model.shortest }];
   if (total < least) {
     const s = Math.ceil(least / state.b);
@@ -557,10 +561,10 @@ function update(keepAddress = false) {
   }[chosen.verdict];
   $("verdict").textContent = words ? `${MARKS[verdict]} ${words[0]}` : missing[0];
   $("verdict").className = verdict;
-  const role = chosen !== best ? "" : { fits: "The fewest changes: ", near: "", tight: "", no: "The nearest to fitting in this table: " }[verdict];
+  const role = chosen !== best ? "" : { fits: `The fewest changes${found.some(each => fits(each) && each.way.changes.length < best.way.changes.length) ? " at good speed" : ""}: `, near: "", tight: "", no: "The nearest to fitting in this table: " }[verdict];
   const batch = `${state.b} × ${state.s.toLocaleString("en")} tokens${state.n > 1 ? " on each GPU" : ""}`;
   const unfused = modelOf(state).sharedHeads && !chosen?.way.may.includes("eager") && { fp32: "in FP32", "amp-fp16": "in FP16 on this GPU" }[chosen?.way.recipe.precision];
-  const scores = unfused ? ` Heads of this model share keys. For that PyTorch has no fused attention ${unfused}, so it stores the scores.` : "";
+  const scores = unfused ? ` This model has grouped-query attention, for which PyTorch has no fused kernel ${unfused}: the scores are stored.` : "";
   $("why").textContent = words ? `${role}${chosen.way.label}, with ${batch}. ${words[1]}${scores}` : missing[1];
   $("brief").replaceChildren(...words
     ? [`${MARKS[verdict]} `, make("span", `${chosen.way.label}, ${batch}: `), `${spareText(chosen)}${fits(chosen) ? " to spare" : ""}`]
@@ -580,7 +584,7 @@ function update(keepAddress = false) {
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {
     $("ways-text").textContent = fitting
-      ? `${fitting} of ${plural(found.length, "way")} fit${fitting === 1 ? "s" : ""}. Sorted by how much they change training (mixed precision does not count), then roughly by speed.`
+      ? `${fitting} of ${plural(found.length, "way")} fit${fitting === 1 ? "s" : ""}. Sorted by how much they change training (mixed precision does not count), then roughly by speed; ways that take ${FIT.slow} times as long as the fastest come last.`
       : "None fits. The nearest to fitting in this table comes first.";
     if (state.n > 1) $("ways-text").textContent += ` NCCL's buffers are not counted. For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
       are not simulated there. What fits on one GPU also runs on each of several (DDP), which takes a second copy of the gradients.`;

@@ -11,8 +11,11 @@ import pytest
 from browsing import NARROW, WIDE, hold_page, shot
 
 from labkit.fitting import lookup
+from labkit.fitting.table import allocated_of
 from labkit.hardware import catalogue
+from labkit.plan.recipe import Recipe
 from labkit.plan.script import script
+from labkit.recording import accuracy
 from labkit.values import GIB, MIB
 
 pytestmark = pytest.mark.browser
@@ -239,9 +242,45 @@ def test_several_gpus_say_which_ways_they_have(opened):
 def test_stored_scores_are_explained_where_no_fused_kernel_takes_shared_heads(opened):
     t4, a100 = [STATE.format(MODEL, gpu, 1, 1, 1024) for gpu in ("t4", "a100-80gb")]
     in_fp16, in_fp32 = f"{t4}&w=LoRA, AMP FP16", f"{a100}&w=All weights, FP32, AdamW"
-    assert "no fused attention in FP16 on this GPU" in opened(in_fp16).inner_text("#why")
-    assert "no fused attention in FP32" in opened(in_fp32).inner_text("#why")
+    assert "no fused kernel in FP16 on this GPU" in opened(in_fp16).inner_text("#why")
+    assert "no fused kernel in FP32" in opened(in_fp32).inner_text("#why")
     assert "fused" not in opened(f"{a100}&w=LoRA, BF16").inner_text("#why")
+
+
+def test_gradients_that_accumulation_keeps_are_said(opened):
+    state = STATE.format(MODEL, "a100-80gb", 1, 1, 1024)
+
+    def facts(way):
+        return opened(f"{state}&w={way}").inner_text("#facts")
+
+    parameters = PUBLISHED().models[MODEL].parameters
+    assert f"up to {2 * parameters / MIB:.0f} MiB more" in facts("All weights, BF16, AdamW")
+    assert f"up to {4 * parameters / MIB:.0f} MiB more" in facts("All weights, FP32, AdamW")
+    assert "accumulation" not in facts("LoRA, BF16")
+
+
+def test_evidence_is_of_the_same_simulation(monkeypatch):
+    import fit_page
+
+    known, way = PUBLISHED(), Recipe(precision="bf16")
+    index = known.recipes.index(way)
+    found = known.models[MODEL].ways[index][0].points[known.tokens.index(2048)]
+    row = accuracy.Row(
+        f"{MODEL}, {way.but(batch_size=1, seq_len=2048)}",
+        truth_bytes=allocated_of(found),
+        tracked_bytes=None,
+        simulated_bytes=None,
+        reserved_bytes=round(found.reserved * 1.01),
+        simulated_reserved_bytes=found.reserved,
+    )
+    record = next(iter(accuracy.recorded(file=accuracy.FITS_FILE).values()))
+
+    def tried(row):
+        monkeypatch.setattr(accuracy, "recorded", lambda file: {"": replace(record, rows=(row,))})
+        return fit_page._tried()
+
+    assert "within 1.0 %" in tried(row)[MODEL][index]
+    assert tried(replace(row, simulated_reserved_bytes=found.reserved + 1)) == {}  # by older rules
 
 
 def test_rules_of_thumb_are_held_to_a_plain_run_and_to_the_least(opened):
@@ -250,7 +289,7 @@ def test_rules_of_thumb_are_held_to_a_plain_run_and_to_the_least(opened):
     assert ["fused AdamW; checkpointing, chunked loss" in row for row in rows] == [False, True]
     page = opened(STATE.format(MODEL, "t4", 1, 1, 1024))
     assert "AMP BF16" not in page.inner_text("#rules")
-    assert page.inner_text("#rules").count("AMP FP16") == 3  # two for the bfloat16 rule, and QLoRA
+    assert page.inner_text("#rules").count("AMP FP16") == 4  # mixed precision twice, both adapters
 
 
 def test_the_short_verdict_shows_where_the_long_one_is_out_of_sight(opened):
@@ -295,6 +334,9 @@ def test_a_link_or_a_number_that_cannot_be_is_said(opened):
     page.fill("#batch", "0")
     assert "Batch size per GPU: a whole number from 1 to 128" in page.inner_text("#notice")
     assert "b=4" in page.url
+    page = opened("#b=300&may=bf16,nothing")
+    assert page.evaluate("[state.b, state.may]") == [128, ["bf16"]]
+    assert "change “nothing”" in page.inner_text("#notice")
 
 
 def test_a_script_to_take_away_is_the_one_that_advice_writes(opened):

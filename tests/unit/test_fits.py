@@ -342,6 +342,14 @@ def test_what_fits_comes_first_then_what_is_nearest(table):
     ]
 
 
+def test_what_takes_much_longer_than_the_fastest_comes_behind_it(table):
+    found = lookup.find(MODEL, "a100-80gb", batch_size=4, seq_len=1024)
+    seconds = [each.seconds_per_token for each in found if each.verdict == "fits"]
+    late = [each >= lookup.SLOW * min(seconds) for each in seconds]
+    assert late == sorted(late)
+    assert set(late) == {False, True}
+
+
 def test_the_computers_memory_is_judged_for_all_gpus_if_it_is_known(table):
     def verdicts(**host):
         return dict(lookup.fits(MODEL, "a100-80gb", seq_len=1024, **host)["fits"])

@@ -1,5 +1,6 @@
 """Programs as people write them run on phantom GPUs unmodified, and the answers are right."""
 
+import contextlib
 import json
 import os
 import re
@@ -244,13 +245,23 @@ def test_ctrl_c_gives_what_is_known_so_far(tmp_path):
     (tmp_path / "train.py").write_text(endless.replace("kept.append", steps))
     command = [sys.executable, "-m", "labkit", "phantom", "--gpu", "t4", "--json", "train.py"]
     started = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # What a shell starts in the background ignores Ctrl-C, and so does all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    while not ((made := tmp_path / "steps").exists() and made.stat().st_size > 9):
-        assert started.poll() is None
-        time.sleep(0.05)
-    os.killpg(started.pid, signal.SIGINT)
-    printed, _ = started.communicate(timeout=60)
+    try:
+        while not ((made := tmp_path / "steps").exists() and made.stat().st_size > 9):
+            assert started.poll() is None
+            time.sleep(0.05)
+        os.killpg(started.pid, signal.SIGINT)
+        printed, _ = started.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
     answer = json.loads(printed)
     assert started.returncode == 130
     assert answer["interrupted"]

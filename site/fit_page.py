@@ -33,7 +33,6 @@ from labkit.fitting.table import (
 from labkit.hardware.catalogue import Gpu
 from labkit.models.catalogue import MODELS, image_tokens, model
 from labkit.models.config import find_config
-from labkit.models.precisions import dtype_of
 from labkit.plan.candidates import LORA_RANK, changes
 from labkit.plan.model_building import adapter_targets
 from labkit.plan.recipe import ALL_LINEAR, Recipe
@@ -124,7 +123,7 @@ def _way(recipe: Recipe, changed: dict[str, Any]) -> dict[str, Any]:
     held = recipe.lora or recipe.optimizer_in_backward or recipe.offload in ("optimizer", "weights")
     return {
         "recipe": fields,
-        "gradients": 0 if held else dtype_of(recipe.precision).itemsize / recipe.ranks,
+        "gradients": 0 if held else recipe.weights_dtype.itemsize / recipe.ranks,
         "label": name_of_way(recipe),
         "may": [key for key, needed in may.items() if needed],
         "changes": changes(recipe),

@@ -18,7 +18,6 @@ import itertools
 from typing import Any
 
 from labkit.hardware.catalogue import Gpu
-from labkit.models.precisions import dtype_of
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import Shapes
 from labkit.values import GIB, InputError
@@ -94,7 +93,7 @@ def least_bytes(recipe: Recipe, shapes: Shapes, gpus: int = 1) -> int:
         if recipe.offload == "weights":
             return 0
         return least_bytes(recipe.but(ranks=1), shapes) // recipe.ranks
-    width = dtype_of(recipe.precision, frozen=recipe.lora is not None).itemsize
+    width = recipe.weights_dtype.itemsize
     here = shapes.parameters - (shapes.in_layers if recipe.offload == "weights" else 0)
     if recipe.lora:
         bits = {None: 8 * width, "int8": 8, "nf4": 4, "nf4-double": 4}[recipe.quantize]
@@ -118,7 +117,7 @@ def bucket_bytes(recipe: Recipe, shapes: Shapes, gpus: int) -> int:
 def _trained_bytes(recipe: Recipe, shapes: Shapes) -> int:
     if recipe.lora:
         return shapes.adapters(recipe.lora) * _ADAPTER_BYTES
-    return shapes.parameters * dtype_of(recipe.precision).itemsize
+    return shapes.parameters * recipe.weights_dtype.itemsize
 
 
 def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
@@ -126,7 +125,7 @@ def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
 
     ``sent_bytes`` are those of the activations that the step moves to the host.
     """
-    width = dtype_of(recipe.precision, frozen=recipe.lora is not None).itemsize
+    width = recipe.weights_dtype.itemsize
     if recipe.offload == "activations":
         return 2 * sent_bytes
     if recipe.offload == "optimizer":  # gradients go, weights come

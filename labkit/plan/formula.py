@@ -22,7 +22,6 @@ from math import ceil, prod
 from typing import Any
 
 from labkit.models.config import find_config
-from labkit.models.precisions import dtype_of
 from labkit.plan.recipe import ALL_LINEAR, CHUNK_TOKENS, Recipe
 from labkit.plan.shapes import Shapes, shapes_of
 from labkit.runs import Run
@@ -186,7 +185,7 @@ def formula_estimate(model: Any, *, recipe: Recipe | None = None, **fields: Any)
 
 def _stored(shapes: Shapes, recipe: Recipe) -> list[Term]:
     """Return the terms of weights, gradients and optimizer state."""
-    size = dtype_of(recipe.precision, frozen=recipe.lora is not None).itemsize
+    size = recipe.weights_dtype.itemsize
     if recipe.quantize:
         rest = size * (shapes.parameters - shapes.in_linear)
         terms = [

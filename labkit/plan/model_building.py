@@ -28,7 +28,7 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
     Raises:
         InputError: it cannot be built, quantized, offloaded or adapted so.
     """
-    dtype = precisions.dtype_of(recipe.precision, frozen=recipe.lora is not None)
+    dtype = recipe.weights_dtype
     attention = "eager" if recipe.attention == "eager" else "sdpa"
     in_parts = recipe.quantize or recipe.offload == "weights" or recipe.ranks > 1
     where = "meta" if in_parts else device

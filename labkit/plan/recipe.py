@@ -10,10 +10,13 @@ Limits: several GPUs share a model in one way, `fully_shard`. The batch holds no
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.hardware.catalogue import Gpu
 from labkit.values import PRECISIONS, InputError, one_of, positive_int, read_record, shown
+
+if TYPE_CHECKING:
+    import torch
 
 OPTIMIZERS = ("adamw", "fused-adamw", "sgd", "adafactor", "adamw8bit", "paged-adamw8bit")
 #: "flash" restricts `scaled_dot_product_attention` to its flash kernel; "sdpa" lets it choose.
@@ -100,6 +103,13 @@ class Recipe:
     def tokens(self) -> int:
         """Tokens in one optimizer step of one GPU."""
         return self.batch_size * self.seq_len * self.accumulate
+
+    @property
+    def weights_dtype(self) -> "torch.dtype":
+        """What the model's weights are stored in; those of adapters are float32 in any case."""
+        from labkit.models.precisions import dtype_of  # PyTorch is needed for this alone
+
+        return dtype_of(self.precision, frozen=self.lora is not None)
 
     def but(self, **changes: Any) -> "Recipe":
         """Return the same recipe with some fields changed. Errors as for a new recipe."""

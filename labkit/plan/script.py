@@ -26,7 +26,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from labkit.models import catalogue
 from labkit.models.catalogue import MODELS, image_tokens
 from labkit.models.config import find_config
-from labkit.models.precisions import autocast_dtype, dtype_of
+from labkit.models.precisions import autocast_dtype
 from labkit.plan.model_building import adapter_targets
 from labkit.plan.recipe import CHUNK_TOKENS, Recipe
 from labkit.plan.techniques import CHANGES_LOGITS, OPTIMIZERS
@@ -95,7 +95,7 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         packages=packages,
         model=weights_of(model, name),
         rate=rate,
-        dtype=dtype_of(recipe.precision, frozen=recipe.lora is not None),
+        dtype=recipe.weights_dtype,
         autocast=autocast_dtype(recipe.precision),
         attention=attention,
         targets=targets,

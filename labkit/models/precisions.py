@@ -24,17 +24,13 @@ _WEIGHTS_IN = {
 _AUTOCAST_TO = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 
 
-def dtype_of(precision: str, *, frozen: bool = False) -> torch.dtype:
+def dtype_of(precision: str) -> torch.dtype:
     """Return the dtype of the *weights* under ``precision``: autocast keeps them in float32.
-
-    Small updates would be lost in 16 bits. ``frozen`` weights have none, and are stored in what
-    autocast computes in.
 
     Raises:
         InputError: not one of ``PRECISIONS``.
     """
-    trained = _WEIGHTS_IN[one_of(precision, PRECISIONS, "precision")]
-    return _AUTOCAST_TO.get(precision, trained) if frozen else trained
+    return _WEIGHTS_IN[one_of(precision, PRECISIONS, "precision")]
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:

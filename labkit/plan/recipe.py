@@ -106,10 +106,10 @@ class Recipe:
 
     @property
     def weights_dtype(self) -> "torch.dtype":
-        """What the model's weights are stored in; those of adapters are float32 in any case."""
-        from labkit.models.precisions import dtype_of  # PyTorch is needed for this alone
+        """What weights are stored in: frozen ones, beside adapters, in what autocast computes in."""
+        from labkit.models.precisions import autocast_dtype, dtype_of  # they need PyTorch
 
-        return dtype_of(self.precision, frozen=self.lora is not None)
+        return (self.lora and autocast_dtype(self.precision)) or dtype_of(self.precision)
 
     def but(self, **changes: Any) -> "Recipe":
         """Return the same recipe with some fields changed. Errors as for a new recipe."""

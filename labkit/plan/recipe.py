@@ -106,7 +106,7 @@ class Recipe:
 
     @property
     def weights_dtype(self) -> "torch.dtype":
-        """What weights are stored in: frozen ones, beside adapters, in what autocast computes in."""
+        """Weights are stored in this; frozen ones beside adapters in what autocast computes in."""
         from labkit.models.precisions import autocast_dtype, dtype_of  # they need PyTorch
 
         return (self.lora and autocast_dtype(self.precision)) or dtype_of(self.precision)

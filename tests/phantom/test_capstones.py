@@ -8,22 +8,18 @@ from labkit.exercises import lesson_25, lesson_26
 from labkit.exercises.checks import Correct
 from labkit.exercises.job import judge
 
+pytestmark = pytest.mark.nightly
 SCRIPT, JOB = lesson_25.script(), lesson_25.JOB
-NIGHTLY = pytest.mark.nightly
 BITS = "dtype=torch.bfloat16,\n    quantization_config=four_bits"
 
 
-@pytest.mark.parametrize(
-    "capstone",
-    [pytest.param(lesson_25, id="24 GB"), pytest.param(lesson_26, id="8 x 80 GB", marks=NIGHTLY)],
-)
+@pytest.mark.parametrize("capstone", [lesson_25, lesson_26], ids=["24 GB", "8 x 80 GB"])
 def test_the_solution_does_the_job(capstone):
     done = judge(capstone.script(), capstone.JOB)
     assert isinstance(done, Correct), done
     assert int(done.message.split("with ")[1].split()[0]) > 100
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("before", "after", "changes", "reason"),
     [

@@ -95,7 +95,7 @@ class Advice:
         found: list[Option] = []
         for group in GROUPS:
             fastest = float("inf")
-            for option in sorted(self.fitting, key=_memory):
+            for option in sorted(self.fitting, key=lambda o: (o.needed_bytes, o.seconds_per_token)):
                 if option.group == group and option.seconds_per_token < fastest:
                     fastest = option.seconds_per_token
                     found.append(option)

@@ -226,6 +226,13 @@ def test_the_frontier_is_what_nothing_beats(advised):
         assert (option in best) == (not beaten)
 
 
+def test_of_two_that_need_as_much_the_faster_is_on_the_frontier(advised):
+    changed = next(option for option in advised.fitting if option.changes)
+    slow = replace(changed, changes=("one",), seconds_per_token=2.0)
+    fast = replace(changed, changes=("one", "two"), seconds_per_token=1.0)
+    assert replace(advised, options=(slow, fast)).frontier == (fast,)
+
+
 def test_only_one_kind_and_the_same_answer_each_time(guessed):
     lora, again = (lab.advise(TINY, SMALL_GPU, seq_len=128, only="lora") for _ in range(2))
     assert lora == again

@@ -164,7 +164,7 @@ def _rules(recipes: Sequence[Recipe]) -> list[dict[str, Any]]:
         Recipe(precision="amp-fp16"),
         Recipe(precision="amp-fp16", **least),
     )
-    adapters = [Recipe(precision=each, **lora) for each in ("bf16", "amp-fp16")]
+    adapters = [Recipe(precision=each, **lora) for each in ("amp-bf16", "amp-fp16")]
     four_bits = [each.but(quantize="nf4-double") for each in adapters]
     accelerate = "accelerate estimate-memory"
     rules = [

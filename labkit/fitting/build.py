@@ -100,7 +100,7 @@ _SHARED = tuple(
 )
 #: Where AdamW's kernel is fused: only with what saves memory on the GPUs themselves.
 _FUSED_SHARED = tuple({**_FRUGAL, "ranks": ranks} for ranks in RANKS)
-_LORA = {"precision": "bf16", "lora": LORA_RANK}
+_LORA = {"precision": "amp-bf16", "lora": LORA_RANK}
 _FP16_LORA = {"precision": "amp-fp16", "lora": LORA_RANK}
 #: The kinds, each with its levels beside the common ones.
 _KINDS: tuple[tuple[dict[str, Any], tuple[dict[str, Any], ...]], ...] = (

@@ -94,7 +94,7 @@ def techniques(recipe: Recipe) -> list[str]:
 
 
 def name_of_way(recipe: Recipe) -> str:
-    """Return how people call a way to train: ``"LoRA, BF16; checkpointing"``."""
+    """Return how people call a way to train: ``"LoRA, AMP BF16; checkpointing"``."""
     kind = [_ADAPTERS[recipe.quantize] if recipe.lora else "All weights"]
     kind.append(_PRECISIONS[recipe.precision])
     if not recipe.lora:

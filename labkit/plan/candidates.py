@@ -39,7 +39,7 @@ def configurations(gpu: Gpu, seq_len: int, only: str | None) -> list[Recipe]:
             if optimizer != "fused-adamw":  # a technique: see levels
                 tried.append({"precision": precision, "optimizer": optimizer})
     if only != "full":
-        lora = {"precision": precisions[-1], "lora": LORA_RANK}
+        lora = {"precision": precisions[0], "lora": LORA_RANK}
         tried += [{**lora, "quantize": kind} for kind in (None, "int8", "nf4-double")]
     found = dict.fromkeys(_possible(Recipe(seq_len=seq_len), tried, gpu))
     return sorted(found, key=lambda recipe: len(changes(recipe)))

@@ -247,7 +247,7 @@ def test_stored_scores_are_explained_where_no_fused_kernel_takes_shared_heads(op
     in_fp16, in_fp32 = f"{t4}&w=LoRA, AMP FP16", f"{a100}&w=All weights, FP32, AdamW"
     assert "no fused kernel in FP16 on this GPU" in opened(in_fp16).inner_text("#why")
     assert "no fused kernel in FP32" in opened(in_fp32).inner_text("#why")
-    assert "fused" not in opened(f"{a100}&w=LoRA, BF16").inner_text("#why")
+    assert "fused" not in opened(f"{a100}&w=LoRA, AMP BF16").inner_text("#why")
 
 
 def test_gradients_that_accumulation_keeps_are_said(opened):
@@ -259,7 +259,7 @@ def test_gradients_that_accumulation_keeps_are_said(opened):
     parameters = PUBLISHED().models[MODEL].parameters
     assert f"up to {2 * parameters / MIB:.0f} MiB more" in facts("All weights, BF16, AdamW")
     assert f"up to {4 * parameters / MIB:.0f} MiB more" in facts("All weights, FP32, AdamW")
-    assert "accumulation" not in facts("LoRA, BF16")
+    assert "accumulation" not in facts("LoRA, AMP BF16")
 
 
 def test_evidence_is_of_the_same_simulation(monkeypatch):

@@ -64,7 +64,7 @@ def test_shapes_are_counted():
     [
         ("rtx-4090", {"precision": "amp-bf16"}),
         ("rtx-4090", {"precision": "bf16", "optimizer": "adamw8bit"}),
-        ("rtx-4090", {"precision": "bf16", "lora": 16, "quantize": "nf4-double"}),
+        ("rtx-4090", {"precision": "amp-bf16", "lora": 16, "quantize": "nf4-double"}),
         ("t4", {"precision": "amp-fp16", "lora": 16, "quantize": "int8"}),
         ("t4", {"precision": "amp-fp16", "optimizer": "adafactor"}),
     ],

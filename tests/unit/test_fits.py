@@ -40,7 +40,7 @@ WAYS = [
     Recipe(precision="bf16", checkpointing=True, chunked_loss=True),
     Recipe(precision="bf16", checkpointing=True, chunked_loss=True, offload="weights"),
     Recipe(precision="bf16", attention="eager"),
-    Recipe(precision="bf16", lora=16),
+    Recipe(precision="amp-bf16", lora=16),
     Recipe(precision="bf16", ranks=2),
     Recipe(precision="amp-fp16"),
 ]
@@ -154,7 +154,7 @@ def test_between_points_the_table_is_near_an_estimate(table):
 
 
 def test_a_point_is_what_an_estimate_says():
-    recipe = Recipe(batch_size=2, seq_len=256, precision="bf16", lora=16, checkpointing=True)
+    recipe = Recipe(batch_size=2, seq_len=256, precision="amp-bf16", lora=16, checkpointing=True)
     found = build.point(find_config("SmolLM2-tiny")[1], recipe)
     said = estimate("SmolLM2-tiny", gpu="a100-80gb", recipe=recipe)
     assert allocated_of(found) == said.peak_allocated_bytes
@@ -223,7 +223,7 @@ def test_a_way_that_waits_to_be_computed_is_left_out(table, monkeypatch):
     waiting = replace(table, models={MODEL: model._replace(ways=((), *model.ways[1:]))})
     monkeypatch.setattr(lookup, "table", lambda: waiting)
     found = {each.recipe.precision for each in lookup.find(MODEL, "a100-80gb")}
-    assert found == {"bf16"}
+    assert found == {"bf16", "amp-bf16"}
 
 
 @pytest.mark.parametrize(

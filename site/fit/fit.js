@@ -11,7 +11,7 @@ const PARTS = [
   ["optimizer", "Optimizer state", "#009E73"],
   ["activations", "Activations", "#D55E00"],
   ["temporary", "Temporary", "#CC79A7"],
-  ["rest", "Buffers, workspaces, rounding", "#8A8A8A"],
+  ["rest", "Kernels' workspaces, buffers, rounding", "#8A8A8A"],
   ["cached", "Reserved, not used", "#D8D8D8"],
 ];
 const MAY = [
@@ -180,17 +180,20 @@ function largest(state, field, values, best) {
 const batches = Array.from({ length: MOST_ROWS }, (_, i) => i + 1);
 const lengthsOf = state => Array.from({ length: Math.floor(longestOf(state) / LENGTH_STEP) }, (_, i) => LENGTH_STEP * (i + 1));
 
+/** That not even the smallest batch or length of a way fits, as text. */
+const noneOf = (smallest, index) => judge(smallest, index)?.verdict === "tight" ? "none is certain" : "none";
+
 /** The largest batch of a way that fits, as text. */
 function largestBatch(state, index) {
   const most = largest(state, "b", batches, changed => judge(changed, index));
-  if (!most) return judge({ ...state, b: 1 }, index)?.verdict === "tight" ? "none is certain" : "none";
+  if (!most) return noneOf({ ...state, b: 1 }, index);
   return most === MOST_ROWS || !judge({ ...state, b: most + 1 }, index) ? `${most} or more` : `${most}`;
 }
 
 /** The longest sequence of a way that fits, as text. */
 function longestSequence(state, index) {
   const most = largest(state, "s", lengthsOf(state), changed => judge(changed, index));
-  if (!most) return "none";
+  if (!most) return noneOf({ ...state, s: Math.ceil(FIT.table.tokens[0] / state.b) }, index);
   const more = most + LENGTH_STEP <= longestOf(state) && !judge({ ...state, s: most + LENGTH_STEP }, index);
   return most.toLocaleString("en") + (more ? " or more" : "");
 }
@@ -276,7 +279,8 @@ const secondsText = found => `≥ ${digits(found.perThousand)} s per 1,000 token
 
 /** What a way changes beside what Python counts as a change of the training. */
 const also = way => [
-  way.recipe.precision.startsWith("amp") && "matrix products are computed in 16 bits",
+  way.recipe.precision.startsWith("amp") && (way.recipe.ranks > 1 ? "everything is computed in 16 bits (FSDP2's mixed precision)" : "matrix products are computed in 16 bits"),
+  way.recipe.precision === "amp-fp16" && "losses are scaled, and steps that overflow are skipped",
   way.may.includes("backward") && "no clipping by norm, no accumulation",
 ].filter(Boolean);
 
@@ -314,7 +318,7 @@ function readAddress() {
   const choose = (key, name, those, usual) => {
     if (!said.has(key) || those.includes(said.get(key))) return said.get(key) ?? usual;
     wrong.push(`${name} “${said.get(key)}”`);
-    return usual;
+    return those.find(one => one && said.get(key).includes(one)) ?? usual; // Mistral-7B for mistralai/Mistral-7B-v0.1
   };
   const whole = (key, name, most, usual) => {
     const number = Number(said.get(key));
@@ -329,12 +333,13 @@ function readAddress() {
   state.b = whole("b", "batch size", MOST_ROWS, 1);
   state.s = whole("s", "sequence length", FIT.mostLength, 2048);
   state.ram = whole("ram", "system RAM", MOST_RAM, null);
-  const keys = MAY.map(([key]) => key), named = said.has("may") ? said.get("may").split(",").filter(Boolean) : keys.slice(0, -1);
+  const keys = MAY.map(([key]) => key), usual = keys.slice(0, -1), named = said.has("may") ? said.get("may").split(",").filter(Boolean) : usual;
   const unknown = named.filter(key => !keys.includes(key));
   if (unknown.length) wrong.push(`change “${unknown.join()}”`);
-  state.may = keys.filter(key => named.includes(key));
+  const none = unknown.length && unknown.length === named.length;
+  state.may = none ? usual : keys.filter(key => named.includes(key));
   state.w = choose("w", "way", ["", ...FIT.ways.map(way => way.label)], "");
-  $("notice").textContent = wrong.length ? `This link asks for something this page doesn't have: ${wrong.join(", ")}. It shows the nearest that it has.` : "";
+  $("notice").textContent = wrong.length ? `This link asks for something this page doesn't have: ${wrong.join(", ")}. It shows what it has instead.` : "";
   return wrong;
 }
 
@@ -407,7 +412,7 @@ function showFacts(found) {
   const facts = [
     [`Reserved${each}`, about + bytesText(found.reserved), found.known ? "must stay below the limit" : most],
     ["Allocated at the peak", about + bytesText(found.allocated), range[0] === range[1] ? "used by tensors" : `between ${range.join(" and ")}`],
-    ["Lower bound", bytesText(found.floor), "weights, optimizer state, one gradient and one layer: less is impossible this way"],
+    ["Lower bound", bytesText(found.floor), "weights, optimizer state, one gradient and one layer: this way can never need less"],
     ["System RAM", hostText(found.host * state.n), "during a step; loading and saving the weights may take more"],
     ["Largest batch this way", batch, `of ${plural(state.s, "token")}${each}`],
     ["Longest sequence this way", longestSequence(state, found.index), `of ${longestOf(state).toLocaleString("en")} here, with batch size ${state.b}${each}`],
@@ -464,9 +469,9 @@ function showRules() {
     .filter(Boolean)
     .map(found => [name, perParameter * parameters, found]));
   $("rules").replaceChildren(...about.map(([name, says, found]) => {
-    const off = says / found.reserved - 1, cell = (label, text) => make("td", text, { "data-label": label, class: "number" });
+    const off = says / found.allocated - 1, cell = (label, text) => make("td", text, { "data-label": label, class: "number" });
     return make("tr", "", {}, make("td", name), cell("Says", bytesText(says)), make("td", found.way.label, { "data-label": "Applies to" }),
-      cell("Actually needs", bytesText(found.reserved)), cell("The rule is", `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "low" : "high"}`));
+      cell("Actually allocated", bytesText(found.allocated)), cell("The rule is", `${Math.abs(100 * off).toFixed(0)} % too ${off < 0 ? "low" : "high"}`));
   }));
   $("no-rules").hidden = about.length > 0;
   $("rules-table").hidden = !about.length;
@@ -480,6 +485,7 @@ function showTaking(way, found) {
   $("command").replaceChildren(...unbroken(sharing
     ? `labkit advise ${model.name} --gpu ${state.g} --gpus ${state.n} --seq-len ${state.s}`
     : `labkit estimate ${model.name} --gpu ${state.g} ${options}`));
+  $("command").closest("section").hidden = state.s > longestOf(state) && longestOf(state) < FIT.mostLength;
   $("taking").hidden = model.images || !found;
   const text = way.script
     .replaceAll(FIT.placeholders.model, model.hub || model.name)
@@ -536,7 +542,7 @@ function update(keepAddress = false) {
   const fourBit = FIT.ways.some((way, i) => way.may.includes("four-bit") && ways[i]?.some(([, points]) => points.some(Boolean)));
   for (const box of $("may").querySelectorAll("input")) {
     const idle = {
-      "four-bit": state.n > 1 ? notShared : !fourBit ? "bitsandbytes does not round experts" : !state.may.includes("adapters") && "with adapters only",
+      "four-bit": state.n > 1 ? notShared : !fourBit ? "bitsandbytes does not round experts" : !state.may.includes("adapters") && "requires adapters (LoRA)",
       optimizer: state.n > 1 && notShared,
       bf16: !gpu.bf16 && "needs a GPU with BF16",
     }[box.value];
@@ -564,7 +570,7 @@ function update(keepAddress = false) {
   const role = chosen !== best ? "" : { fits: `The fewest changes${found.some(each => fits(each) && each.way.changes.length < best.way.changes.length) ? " at good speed" : ""}: `, near: "", tight: "", no: "The nearest to fitting in this table: " }[verdict];
   const batch = `${state.b} × ${state.s.toLocaleString("en")} tokens${state.n > 1 ? " on each GPU" : ""}`;
   const unfused = modelOf(state).sharedHeads && !chosen?.way.may.includes("eager") && { fp32: "in FP32", "amp-fp16": "in FP16 on this GPU" }[chosen?.way.recipe.precision];
-  const scores = unfused ? ` This model has grouped-query attention, for which PyTorch has no fused kernel ${unfused}: the scores are stored.` : "";
+  const scores = unfused ? ` This model has grouped-query attention, for which PyTorch has no fused kernel ${unfused}: the scores are stored. For a batch with padding transformers repeats the heads, and a fused kernel takes them.` : "";
   $("why").textContent = words ? `${role}${chosen.way.label}, with ${batch}. ${words[1]}${scores}` : missing[1];
   $("brief").replaceChildren(...words
     ? [`${MARKS[verdict]} `, make("span", `${chosen.way.label}, ${batch}: `), `${spareText(chosen)}${fits(chosen) ? " to spare" : ""}`]
@@ -584,7 +590,7 @@ function update(keepAddress = false) {
   showTaking(chosen ? chosen.way : FIT.ways[allowed(state)[0] ?? 0], chosen);
   if (chosen) {
     $("ways-text").textContent = fitting
-      ? `${fitting} of ${plural(found.length, "way")} fit${fitting === 1 ? "s" : ""}. Sorted by how much they change training (mixed precision does not count), then roughly by speed; ways that take ${FIT.slow} times as long as the fastest come last.`
+      ? `${fitting} of ${plural(found.length, "way")} fit${fitting === 1 ? "s" : ""}. Sorted by how much they change training (mixed precision does not count), then roughly by speed; ways that take ${FIT.slow} times as long as the fastest come last. ✔ fits. ≈ probably fits, and stands below those that do. ! may fit without cached blocks. ✘ does not fit.`
       : "None fits. The nearest to fitting in this table comes first.";
     if (state.n > 1) $("ways-text").textContent += ` NCCL's buffers are not counted. For several GPUs the page has FSDP2 with AdamW. QLoRA, 8-bit AdamW and Adafactor
       are not simulated there. What fits on one GPU also runs on each of several (DDP), which takes a second copy of the gradients.`;

@@ -340,6 +340,8 @@ def test_a_link_or_a_number_that_cannot_be_is_said(opened):
     page = opened("#b=300&may=bf16,nothing")
     assert page.evaluate("[state.b, state.may]") == [128, ["bf16"]]
     assert "change “nothing”" in page.inner_text("#notice")
+    page = opened("#g=nvidia-t4&may=nothing")  # what is near, and what was not said
+    assert page.evaluate("[state.g, state.may.length]") == ["t4", 7]
 
 
 def test_a_script_to_take_away_is_the_one_that_advice_writes(opened):

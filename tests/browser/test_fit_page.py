@@ -203,6 +203,31 @@ def test_what_nothing_can_hold_is_said(opened):
     page.locator("#offers button").first.click()
     assert "b=64" in page.url
     assert page.is_visible("#facts")
+    assert page.is_visible("#command")
+    page = opened(STATE.format(MODEL, "h100", 1, 1, 9000))  # the model takes 8,192
+    assert "at most 8,192 tokens" in page.inner_text("#why")
+    assert page.is_hidden("#command")  # which would be refused
+
+
+def test_what_may_fit_is_not_said_to_be_impossible(opened):
+    page = opened(STATE.format(MODEL, "t4", 1, 1, 512))
+    found = page.evaluate("judged(state).find(way => way.reserved > 1.01 * way.allocated)")
+    facts = page.locator("#facts div", has_text=re.compile("^(Largest batch|Longest sequence)"))
+    limits = {"none is certain": (found["allocated"] + found["reserved"]) / 2}
+    limits["none"] = 0.99 * found["allocated"]
+    for text, capacity in limits.items():
+        page.evaluate(
+            """([label, capacity]) => {
+                gpuOf(state).capacity = capacity;
+                state.w = label;
+                update();
+            }""",
+            [found["way"]["label"], capacity],
+        )
+        assert facts.locator("dd").evaluate_all("each => each.map(dd => dd.firstChild.data)") == [
+            text,
+            text,
+        ]
 
 
 def test_what_does_not_fit_leads_to_what_would(opened):

@@ -198,6 +198,8 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "capacity": gpu.budget_bytes,
         "bandwidth": gpu.bandwidth_gb_per_s,
         "link": gpu.link_gb_per_s,
+        "peer": gpu.peer_gb_per_s,
+        "peerName": "NVLink" if gpu.nvlink_gb_per_s else "PCI Express",
         "workspaces": more_workspace_bytes(gpu),
         "fp32": gpu.fp32_tflops,
         "fp16": gpu.fp16_tflops,

@@ -44,7 +44,6 @@ LAYERS, TOKENS, SMALL_STEPS, SMALL_ROWS, SMALL_LENGTH = 6, 256, 12, 4, 64
 #: a little is left for the layers in which the inputs' gradient ends.
 LEAST_OPERATIONS = 3.8
 STEPS = 2  # at full size
-NVLINK_GB_PER_S = 450  # in one direction: NVIDIA H100 Tensor Core GPU datasheet, SXM
 
 
 @dataclass(frozen=True)
@@ -210,11 +209,8 @@ def _flops(answer: Answer) -> int:
 
 
 def _seconds(verdict: Verdict) -> float:
-    """Return the bound of a step, the slowest rank's; what it sends may overlap with computing."""
-    return max(
-        max(verdict.least_seconds(answer), answer.work.sent_bytes / (NVLINK_GB_PER_S * 1e9))
-        for answer in verdict.answers
-    )
+    """Return the bound of a step, the slowest rank's."""
+    return max(verdict.least_seconds(answer) for answer in verdict.answers)
 
 
 def _score(verdict: Verdict, job: Job, loss: float) -> Correct:

@@ -150,7 +150,7 @@ def _judged(recipe: Recipe, found: Answer, gpu: Gpu, host_limit_bytes: float) ->
     else:
         verdict = "fits"
     work = {recipe.precision: values["flops"]}
-    seconds = least_seconds(gpu, work, values["moved"], values["link"])
+    seconds = least_seconds(gpu, work, values["moved"], values["link"], values["sent"])
     here = found._replace(values=values, least=found.least + more, most=found.most + more)
     return Found(recipe, verdict, here, seconds / (recipe.tokens * recipe.ranks))
 

@@ -36,6 +36,8 @@ class Gpu:
         memory_gb: capacity as the vendor prints it, in GB.
         usable_bytes: total capacity as CUDA reports it (``capacity_source``).
         bandwidth_gb_per_s: memory bandwidth, GB (10**9 bytes) per second.
+        nvlink_gb_per_s: what one GPU sends to others over NVLink or AMD's Infinity Fabric, in one
+            direction; None where they have neither.
         fp32_tflops: rate in full FP32, 10**12 operations per second, a multiply-add counted as
             two; None where the vendor publishes none. TF32, which is faster, has no rate here.
         fp16_tflops: the same for dense FP16 on tensor cores.
@@ -56,6 +58,7 @@ class Gpu:
     memory_gb: float
     usable_bytes: int
     bandwidth_gb_per_s: float
+    nvlink_gb_per_s: float | None = None
     fp32_tflops: float | None = None
     fp16_tflops: float | None = None
     bf16_tflops: float | None = None
@@ -88,6 +91,11 @@ class Gpu:
             return None
         major = self.compute_capability[0] if self.compute_capability else 9
         return _LINK_GB_PER_S[min(max(major - 4, 3), 5)]  # Volta and Turing have 3, Hopper 5
+
+    @property
+    def peer_gb_per_s(self) -> float | None:
+        """What it sends to the server's other GPUs in one direction: NVLink's, else the link's."""
+        return self.nvlink_gb_per_s or self.link_gb_per_s
 
 
 def _read_catalogue(path: Path) -> dict[str, Gpu]:

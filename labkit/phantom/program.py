@@ -108,12 +108,14 @@ class Verdict:
         return _work(answer.work, self.least_seconds(answer))
 
     def least_seconds(self, answer: Answer) -> float | None:
-        """Return a bound of a step's seconds, without what ranks send each other; None where it was
+        """Return a bound of a step's seconds, as if all ranks were on one server; None where it was
         not counted, or a process used several GPUs, which may work at the same time."""
         work = answer.work
         if work is None or len(answer.gpus) > 1:
             return None
-        return least_seconds(self.gpu, work.flops, work.moved_bytes, work.crossing_bytes)
+        return least_seconds(
+            self.gpu, work.flops, work.moved_bytes, work.crossing_bytes, work.sent_bytes
+        )
 
     def __str__(self) -> str:
         lines = [self.headline(), ""]

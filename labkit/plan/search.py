@@ -199,7 +199,7 @@ class Search:
         changes = candidates.changes(recipe, self.shapes)
         crossing = candidates.link_bytes(recipe, self.shapes, bytes_to_host(run.trace))
         flops = {recipe.precision: run.flops}
-        seconds = least_seconds(self.gpu, flops, run.moved_bytes, crossing)
+        seconds = least_seconds(self.gpu, flops, run.moved_bytes, crossing, run.sent_bytes)
         return Option(
             recipe=recipe,
             group="changed" if changes else "same",

@@ -117,7 +117,7 @@ const longestOf = state => FIT.table.models[state.m][1];
 function leastSeconds(gpu, way, found) {
   let rate = way.recipe.precision.endsWith("fp16") ? gpu.fp16 : gpu.bf16 || gpu.fp16;
   if (way.recipe.precision === "fp32") rate = gpu.fp32;
-  const work = Math.max(found.flops / (rate * 1e12), found.moved / (gpu.bandwidth * 1e9));
+  const work = Math.max(found.flops / (rate * 1e12), found.moved / (gpu.bandwidth * 1e9), found.sent / (gpu.peer * 1e9));
   return work + found.link / (gpu.link * 1e9);
 }
 
@@ -402,6 +402,7 @@ function drawBar(found, gpu) {
 
 function showFacts(found) {
   const enough = { ...state, ram: MOST_RAM }, batch = largestBatch(state, found.index), each = state.n > 1 ? " on each GPU" : "";
+  const gpu = gpuOf(state);
   const size = gpu => Math.round(gpu.capacity / GIB);
   const smallest = [...FIT.gpus].sort((x, y) => size(x) - size(y) || (y.key === state.g) - (x.key === state.g))
     .find(gpu => suits(gpu, found.way) && fits(judge({ ...enough, g: gpu.key }, found.index)));
@@ -421,7 +422,7 @@ function showFacts(found) {
     [`Work per step${each}`, `${digits(found.flops / 1e12)} TFLOP`, `${traffic(found.moved)} of GPU memory traffic`],
   ];
   if (kept) facts.push(["With gradient accumulation", `up to ${bytesText(kept)} more`, "gradients stay until the step: add --accumulate 2 to the command below"]);
-  if (found.sent) facts.push([`Sent to ${others}`, `${traffic(found.sent)} a step`, "not in the seconds above"]);
+  if (found.sent) facts.push([`Sent to ${others}`, `${traffic(found.sent)} a step`, `${digits(found.sent / (gpu.peer * 1e9))} s over ${gpu.peerName} at best, while it computes`]);
   if (found.link) facts.push(["Across the link to the CPU", `${traffic(found.link)} a step`, "in the seconds above"]);
   $("facts").replaceChildren(...facts.map(([name, value, small]) => make("div", "", {},
     make("dt", name), make("dd", value, {}, make("small", small)))));

@@ -136,6 +136,8 @@ def test_the_bound_is_the_roofline_and_the_link():
     assert least_seconds(gpu, {"bf16": flops, "fp32": flops // 8}, 1) == pytest.approx(1 + 2)
     assert least_seconds(gpu, {"bf16": 1}, 4078 * 10**9) == pytest.approx(2)
     assert least_seconds(gpu, {"bf16": 2 * flops}, 1, 63 * 10**9) == pytest.approx(2 + 2)
+    assert least_seconds(gpu, {"bf16": flops}, 1, 63 * 10**9, 900 * 10**9) == pytest.approx(3 + 2)
+    assert [GPUS[key].peer_gb_per_s for key in ("t4", "h100", "m4-max")] == [15.75, 450, None]
     assert GPUS["t4"].link_gb_per_s == 15.75
     assert GPUS["h100"].link_gb_per_s == 63
     assert GPUS["m4-max"].link_gb_per_s is None

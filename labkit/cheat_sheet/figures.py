@@ -51,13 +51,13 @@ class CommonJob:
 class Figures:
     """What one recipe takes, simulated; ``fits`` says whether the GPU is large enough.
 
-    ``seconds`` is the bound on a step, None where GPUs exchange data at an unknown speed.
+    ``seconds`` is the bound on a step.
     """
 
     recipe: Recipe
     run: Run
     fits: bool
-    seconds: float | None
+    seconds: float
 
 
 @functools.cache
@@ -68,13 +68,11 @@ def simulated(job: CommonJob, recipe: Recipe) -> Figures:
     return Figures(recipe, run, found.fits, _seconds(found, job.model))
 
 
-def _seconds(found: Estimate, model: str) -> float | None:
-    if found.recipe.ranks > 1:
-        return None
+def _seconds(found: Estimate, model: str) -> float:
     run = found.run
     crossing_bytes = link_bytes(found.recipe, _shapes(model), bytes_to_host(found.run.trace))
     flops = {found.recipe.precision: run.flops}
-    return least_seconds(found.gpu, flops, run.moved_bytes, crossing_bytes)
+    return least_seconds(found.gpu, flops, run.moved_bytes, crossing_bytes, run.sent_bytes)
 
 
 @functools.cache
@@ -122,7 +120,7 @@ class Row:
     @property
     def slower_share(self) -> float | None:
         """By which fraction of itself the bound on a step grows."""
-        if self.after is None or self.after.seconds is None:
+        if self.after is None:
             return None
         return self.after.seconds / self.before.seconds - 1
 

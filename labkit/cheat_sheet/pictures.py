@@ -79,7 +79,7 @@ def draw_verdict_bars(trial: Trial, *, title: str) -> Picture:
 
 def draw_alone(rows: Sequence[Row], source: str) -> Picture:
     """Draw how each technique alone changes the plain job's peak and the bound on its step."""
-    shown = [row for row in rows if row.after and row.after.seconds]
+    shown = [row for row in rows if row.after]
     kinds = {"the training stays the same": SAME, "the training changes": CHANGED}
     figure = Picture(
         "Each technique alone, against the plain job",

@@ -107,7 +107,8 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
 
 
 def _least_seconds(run: Run, gpu: Gpu) -> float:
-    return least_seconds(gpu, {_precision(run): run.flops}, run.moved_bytes)
+    flops = {_precision(run): run.flops}
+    return least_seconds(gpu, flops, run.moved_bytes, sent_bytes=run.sent_bytes)
 
 
 def _precision(run: Run) -> str:

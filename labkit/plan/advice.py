@@ -157,7 +157,7 @@ class Advice:
             lines += table_lines(_COLUMNS, [_row(option) for option in self.frontier])
         lines += [
             "",
-            "  A bound is the least time per 1000 tokens that arithmetic, memory and link allow;"
+            "  A bound is the least time per 1000 tokens that arithmetic, memory and links allow;"
             " real steps take longer.",
             f"  {len(self.options)} recipes simulated, {self.ruled_out} ruled out by arithmetic,"
             f" in {self.seconds:.0f} s.",

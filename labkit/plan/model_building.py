@@ -30,7 +30,10 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
     """
     dtype = recipe.weights_dtype
     attention = "eager" if recipe.attention == "eager" else "sdpa"
-    in_parts = recipe.quantize or recipe.offload == "weights" or recipe.ranks > 1
+    # Built in place, an output layer allocates a weight of its own before it is tied to the
+    # embedding: a block that a model loaded from a file never had.
+    tied = config.tie_word_embeddings or config.get_text_config().tie_word_embeddings
+    in_parts = tied or recipe.quantize or recipe.offload == "weights" or recipe.ranks > 1
     where = "meta" if in_parts else device
     model = catalogue.model(config, device=where, dtype=dtype, layers=layers, attention=attention)
     _refuse_length(model, recipe.seq_len)

@@ -18,6 +18,8 @@ import labkit as lab
 from labkit.course.lessons import find
 from labkit.phantom import program
 from labkit.phantom.program import run_program
+from labkit.plan.recipe import Recipe
+from labkit.plan.script import script as script_of
 from labkit.values import GIB, MIB, format_bytes
 
 STEP = """
@@ -566,6 +568,26 @@ def test_what_a_library_lacks_is_said_in_its_own_words(run):
     said = "it stopped at train.py:12 with ImportError: FlashAttention2 has been toggled on, but"
     assert said in str(verdict)
     assert str(verdict).endswith("doesn't seem to be installed.")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(precision="amp-bf16", lora=16, checkpointing=True, chunked_loss=True, batch_size=2),
+        Recipe(precision="amp-bf16"),
+        Recipe(precision="bf16", optimizer="fused-adamw", checkpointing=True),
+    ],
+    ids=str,
+)
+def test_a_script_to_take_away_reserves_what_its_recipe_does(run, tmp_path, recipe):
+    """Of a model whose output layer is tied to its embedding, which is a fifth of the weights."""
+    (tmp_path / "text.txt").write_text("All of it is made up. " * 4000)
+    text = script_of(recipe, model="Llama-3.2-1B")
+    verdict, _ = run(text, "text.txt", gpu="a100-80gb", steps=2)
+    estimated = lab.estimate("Llama-3.2-1B", gpu="a100-80gb", recipe=recipe)
+    assert verdict.peak_reserved_bytes == estimated.peak_reserved_bytes
+    peak_bytes = verdict.answers[0].gpus[0].peak_allocated_bytes
+    assert peak_bytes == pytest.approx(estimated.run.peak_bytes, rel=1e-3)
 
 
 @pytest.mark.parametrize("gpu", ["rtx-4090", "b200"])

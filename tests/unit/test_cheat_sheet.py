@@ -82,7 +82,9 @@ def test_the_bound_is_arithmetic_or_traffic_and_the_link(sheet):
     assert plain.seconds == pytest.approx(max(arithmetic, traffic))
     crossing = 2 * 4 * figures._shapes(TINY.model).parameters / 31.5e9
     assert row_of(sheet, "optimizer on the host").after.seconds > crossing
-    assert row_of(sheet, "sharding over 8 GPUs").slower_share is None
+    few_tokens = replace(TINY, recipe=TINY.recipe.but(batch_size=1, seq_len=64))
+    shared = row(row_of(sheet, "sharding over 8 GPUs").technique, few_tokens).after
+    assert shared.seconds == pytest.approx(shared.run.sent_bytes / 31.5e9)
 
 
 def test_what_a_gpu_or_a_job_cannot_do_is_said():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
 from labkit.course.results import result_folders
-from labkit.fitting.table import MORE_MEASURED, MORE_RESERVED, Answer, FitTable, answer
+from labkit.fitting.table import MORE_SEEN, MORE_RESERVED, Answer, FitTable, answer
 from labkit.hardware import catalogue
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
@@ -140,7 +140,7 @@ def _judged(recipe: Recipe, found: Answer, gpu: Gpu, host_limit_bytes: float) ->
     more, limit_bytes = more_workspace_bytes(gpu), gpu.budget_bytes
     values = {name: round(value) for name, value in found.values.items()}
     values |= {name: values[name] + more for name in ("allocated", "reserved", "floor")}
-    more_reserved = MORE_MEASURED if found.known else MORE_RESERVED
+    more_reserved = MORE_SEEN if found.known else MORE_RESERVED
     if values["allocated"] > limit_bytes or recipe.ranks * values["host"] > host_limit_bytes:
         verdict = "no"
     elif values["reserved"] > limit_bytes:

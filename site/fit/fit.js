@@ -138,7 +138,7 @@ function judge(state, index) {
 }
 
 /** What may be reserved beyond what was found. */
-const moreOf = found => found.reserved * (found.known ? FIT.measured : FIT.off);
+const moreOf = found => found.reserved * (found.known ? FIT.seen : FIT.off);
 
 /** Whether a GPU is one for a way: those that compute in BF16 need no FP16. */
 const suits = (gpu, { recipe }) => gpu.bf16 ? recipe.precision !== "amp-fp16" : !recipe.precision.includes("bf16");

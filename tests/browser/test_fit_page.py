@@ -340,7 +340,7 @@ def test_steps_that_help_only_together_are_offered_together(opened):
     page = opened(STATE.format(MODEL, "small", 1, 1, 512).split("&may=")[0] + "&may=")
     page.evaluate("""() => {
         const all = judged({ ...state, may: MAY.map(([key]) => key) }).map(way => way.reserved);
-        FIT.gpus = [{ ...gpuOf(state), capacity: 1.02 * Math.min(...all) }];
+        FIT.gpus = [{ ...gpuOf(state), capacity: 1.04 * Math.min(...all) }];
         state.ram = 0.01; // GiB
         update();
     }""")

@@ -24,8 +24,8 @@ from labkit.fitting.lookup import (
     techniques,
 )
 from labkit.fitting.table import (
-    MORE_SEEN,
     MORE_RESERVED,
+    MORE_SEEN,
     USUAL_LENGTH,
     Point,
     allocated_of,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
 from labkit.course.results import result_folders
-from labkit.fitting.table import MORE_SEEN, MORE_RESERVED, Answer, FitTable, answer
+from labkit.fitting.table import MORE_RESERVED, MORE_SEEN, Answer, FitTable, answer
 from labkit.hardware import catalogue
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu

@@ -34,8 +34,8 @@ USUAL_LENGTH = 2048
 #: In 95 of 100 random batches between points not more than this share was reserved beyond what the
 #: chord says (docs/LOG.md).
 MORE_RESERVED = 0.1
-#: No recipe reserved a larger share beyond its simulation: the worst of 60 on an H200 1.17 %, of 457
-#: ways of the table on phantoms 2.54 % (``accuracy.json`` and ``fits.json`` in ``results/``).
+#: No recipe reserved a larger share beyond its simulation: the worst of 60 on an H200 1.17 %, of
+#: 457 ways of the table on phantoms 2.54 % (``accuracy.json`` and ``fits.json`` in ``results/``).
 MORE_SEEN = 0.026
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, Meta(gt=0, lt=1 << 50)]

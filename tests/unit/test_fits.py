@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from labkit.cli.main import main
 from labkit.fitting import build, lookup
 from labkit.fitting.table import (
-    MORE_SEEN,
     MORE_RESERVED,
+    MORE_SEEN,
     TOKENS,
     FitTable,
     Point,

@@ -85,9 +85,7 @@ def _figures(row: Row) -> tuple[str, ...]:
     if row.part:
         category, fallen_bytes = row.part
         part = f"{category} −{format_bytes(fallen_bytes)}"
-    bound = NOTHING
-    if row.slower_share is not None:
-        bound = f"{_seconds(row.after.seconds)} ({percent(row.slower_share)})"
+    bound = f"{_seconds(row.after.seconds)} ({percent(row.slower_share)})"
     peak = format_bytes(row.after.run.peak_bytes)
     return name, peak, percent(-row.saved_share), part, bound
 

@@ -49,10 +49,7 @@ class CommonJob:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one recipe takes, simulated; ``fits`` says whether the GPU is large enough.
-
-    ``seconds`` is the bound on a step.
-    """
+    """What one recipe takes, simulated: whether the GPU is large enough, a step's least seconds."""
 
     recipe: Recipe
     run: Run
@@ -70,7 +67,7 @@ def simulated(job: CommonJob, recipe: Recipe) -> Figures:
 
 def _seconds(found: Estimate, model: str) -> float:
     run = found.run
-    crossing_bytes = link_bytes(found.recipe, _shapes(model), bytes_to_host(found.run.trace))
+    crossing_bytes = link_bytes(found.recipe, _shapes(model), bytes_to_host(run.trace))
     flops = {found.recipe.precision: run.flops}
     return least_seconds(found.gpu, flops, run.moved_bytes, crossing_bytes, run.sent_bytes)
 
@@ -118,10 +115,8 @@ class Row:
         return bool(self.after and set(changes(self.after.recipe)) - set(before))
 
     @property
-    def slower_share(self) -> float | None:
-        """By which fraction of itself the bound on a step grows."""
-        if self.after is None:
-            return None
+    def slower_share(self) -> float:
+        """By which fraction of itself the bound on a step grows; there must be an ``after``."""
         return self.after.seconds / self.before.seconds - 1
 
 

@@ -18,6 +18,7 @@ def script():
     return """
 import argparse
 import os
+import sys
 
 # Blocks of all sizes share their segments, so that little is reserved beyond the peak.
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -66,7 +67,10 @@ whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
 weights = get_model_state_dict(model, options=whole)
 if rank == 0:
     model.save_pretrained(options.out, state_dict=weights)
+dist.barrier()  # nobody leaves while another still talks
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads outlive the group, and can abort a Python that ends
 """
 
 

@@ -22,14 +22,14 @@ import time
 import traceback
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -122,6 +122,7 @@ class Watch:
         stack = open(Path(self.orders.folder, f"{os.getpid()}.stack"), "w")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=stack)  # where it hangs, if the parent asks
         atexit.register(self.finish)
+        os._exit = partial(self._leave, os._exit)
         torch.cuda._lazy_call(self._on_cuda)
 
     def _on_cuda(self) -> None:
@@ -331,6 +332,15 @@ class Watch:
             _memory._dump_snapshot(self.orders.snapshot)
         self.ended = self.ended or "finished"
         self._write()
+
+    def _leave(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
+        """Write the last answer of a program that skips what Python does as it ends."""
+        try:
+            if status and os.getpid() == self._pid:
+                self.ended, self.error = "failed", f"the program left by os._exit({status})"
+            self.finish()
+        finally:
+            leave(status)
 
     def _note_error(self) -> None:
         error = getattr(sys, "last_value", None)

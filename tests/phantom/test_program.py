@@ -337,6 +337,17 @@ def test_a_page_has_the_answers_numbers_and_no_markup_of_the_programs(tmp_path):
     assert not soup.find("script")
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_script_that_leaves_by_os_exit_is_answered(run, status):
+    verdict, _ = run(
+        f"import os, torch\nx = torch.ones(1 << 20, device='cuda')\nos._exit({status})"
+    )
+    [answer] = verdict.answers
+    assert answer.gpus[0].peak_allocated_bytes == 4 * MIB
+    assert answer.ended == ("failed" if status else "finished")
+    assert verdict.fits is (None if status else True)
+
+
 # --- with the libraries that people train with ------------------------------------------------
 
 LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")

@@ -20,6 +20,8 @@ dist.init_process_group("gloo")
 print(f"<rank {dist.get_rank()} of {dist.get_world_size()}: {' '.join(sys.argv[1:])}>", flush=True)
 dist.barrier()
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
 """
 STANDINS = {
     "scontrol": '#!/bin/sh\ntest "$3" = "node[1-2]" && printf "127.0.0.1\\nother\\n"\n',

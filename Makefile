@@ -13,7 +13,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Each file that is downloaded has one of the hashes of .ci/locked, or pip refuses it.
 LOCKED := $(BIN)/python -m pip install --quiet --require-hashes --no-deps
-UV_VERSION := 0.13.9
 STAMP := $(VENV)/.built-from-$(notdir $(CONSTRAINTS))
 MORE := $(VENV)/.more-built-from-$(notdir $(CONSTRAINTS))
 
@@ -39,9 +38,9 @@ $(error Did you mean LESSONS="$(LESSON)"?)
 endif
 
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
-test test-fast test-all: export HF_HUB_OFFLINE = 1
+test-lessons test-code test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab app test test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site environments map api picture links clean
+.PHONY: help course lab app test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site map api picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -57,18 +56,25 @@ app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this mac
 	JUPYTER_PATH="$(CURDIR)/page$${JUPYTER_PATH:+:$$JUPYTER_PATH}" \
 		$(BIN)/voila notebooks/03_memory_calculator.ipynb --Voila.config_file_paths=page
 
-# One pool for unit tests, lessons, browser and hub: two processes on one thread each, since two with
+# One pool for unit tests, browser and hub: two processes on one thread each, since two with
 # two threads each get in each other's way on two cores. tests/conftest.py says what stays together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(SLOWEST)
 
-test: lint form $(MORE) ## Check everything: lint, notebook form, unit tests, all lessons, pages, a hub
-	$(PYTEST) -m "not nightly"
+test: test-lessons test-code ## Check everything: lessons, lint, notebook form, unit tests, pages
+
+test-lessons: $(STAMP) ## Execute all lessons by papermill; verdicts must be the recorded ones
+	$(BIN)/labkit run --jobs 2 --timeout 1800 --out build/course
+	@touch $(EXECUTED)
+	$(BIN)/python -m pytest -q -m lessons tests/notebooks/test_lessons.py
+
+test-code: lint form $(MORE) ## The rest of `make test`
+	$(PYTEST) -m "not (nightly or lessons)"
 
 test-fast: lint form $(MORE) ## The same in five minutes: no lessons, no browser, no slow tests
 	$(PYTEST) -m "not (nightly or slow or lessons or browser or hub)"
 
-test-all: lint form $(MORE) ## All tests, with those that are slow and rarely fail, and more examples
-	$(PYTEST) --hypothesis-profile=search
+test-all: test-lessons lint form $(MORE) ## All, with a hub, what is slow and rarely fails, more examples
+	$(PYTEST) -m "not lessons" --hypothesis-profile=search
 
 # Colab's versions lie in front of those of .venv, which serves all the rest.
 test-colab: export HF_HUB_OFFLINE = 1
@@ -105,11 +111,9 @@ format: $(STAMP) ## Format code and notebooks and strip the notebooks' outputs
 	$(BIN)/nbstripout --keep-id notebooks/*.ipynb
 	$(BIN)/python tests/notebooks/form.py --fix
 
-constraints: $(MORE) ## Write constraints.txt from the versions installed in .venv
-	$(BIN)/python .ci/pin.py > $(VENV)/constraints.tmp
-	mv $(VENV)/constraints.tmp constraints.txt
-	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
-	$(BIN)/python .ci/lock.py $(BIN)/uv
+constraints: $(STAMP) ## Lock the versions: make constraints [UPGRADE=--upgrade]
+	$(BIN)/python -m pip install --quiet uv==0.13.9
+	.ci/lock $(BIN)/uv $(UPGRADE)
 
 site: $(MORE) $(EXECUTED) ## Render the executed course as a static site: build/site/index.html
 	$(BIN)/python site/make_site.py
@@ -120,9 +124,6 @@ $(EXECUTED): $(STAMP) $(wildcard notebooks/*.ipynb) $(shell find labkit results 
 
 map: ## Write the map of the course into the README and lesson 00, from the lessons' own words
 	python3 site/course_map.py
-
-environments: $(STAMP) ## Write what conda and Binder build from out of pyproject.toml
-	$(BIN)/python .ci/environments.py
 
 api: $(STAMP) ## Write docs/API.md from the docstrings
 	$(BIN)/python .ci/api.py

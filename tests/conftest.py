@@ -15,16 +15,13 @@ settings.register_profile("course", patient, derandomize=True, max_examples=25)
 settings.register_profile("search", patient, max_examples=500)
 settings.load_profile("course")
 
-#: Lessons by their seconds, the longest first.
-LONGEST_FIRST = ("16", "15", "19", "20", "22", "21", "08", "06", "05", "03")
-
 
 class _ByFile(LoadScopeScheduling):
-    """Keep a file's tests on one process, as their fixtures are; a lesson goes by itself."""
+    """Keep a file's tests on one process, as its fixtures are; a lesson on a phantom goes alone."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file.endswith("test_lessons.py"):
+        if file.endswith("phantom/test_lessons.py"):
             return nodeid
         # Two browsers at once lose clicks and keys, so all pages share one process.
         return "browser" if "/browser/" in file else file
@@ -38,13 +35,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those first that take long, so that none of them begins when all else is done."""
-    items.sort(key=_place)
-
-
-def _place(item: pytest.Item) -> int:
-    """Lessons first, the longest ahead, then the browser and the hub, then all the rest."""
-    if item.get_closest_marker("lessons") is not None:
-        number = next((n for n in LONGEST_FIRST if f"[{n}" in item.name), None)
-        return LONGEST_FIRST.index(number) if number else len(LONGEST_FIRST)
-    return 50 if {"browser", "hub"} & item.keywords.keys() else 100
+    """Put the browser and the hub first: they take long, and nothing else waits for them."""
+    items.sort(key=lambda item: not {"browser", "hub"} & item.keywords.keys())

@@ -12,7 +12,7 @@ import yaml
 
 from labkit.distributed.launch import rank_environment
 
-CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
+CLUSTER = Path(__file__).resolve().parents[2] / "docs" / "cluster"
 PROBE = """
 import os, sys
 import torch.distributed as dist

@@ -60,7 +60,7 @@ app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this mac
 # two threads each get in each other's way on two cores. tests/conftest.py says what stays together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(SLOWEST)
 
-test: test-lessons test-code ## Check everything: lessons, lint, notebook form, unit tests, pages
+test: lint form test-lessons test-code ## Check everything: lessons, lint, notebook form, unit tests, pages
 
 test-lessons: $(STAMP) ## Execute all lessons by papermill; verdicts must be the recorded ones
 	$(BIN)/labkit run --jobs 2 --timeout 1800 --out build/course

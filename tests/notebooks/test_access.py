@@ -297,18 +297,3 @@ def test_every_text_shape_and_line_of_a_figure_stands_out(drawn):
     assert faint_shapes(drawn, TINTS) == []
     assert drawn.alt
     assert problems(drawn.rich().html) == []
-
-
-@pytest.mark.parametrize("drawn", ["bars"], indirect=True)
-def test_the_rules_for_figures_find_what_they_are_for(drawn):
-    axes = drawn.axes[0]
-    axes.text(0, 0, "pale", color="#999999")
-    axes.barh(0, 1, facecolor="#56B4E9", edgecolor="white")
-    axes.barh(0, 1, facecolor="#0072B2", edgecolor="#56B4E9", hatch="//")
-    axes.plot([0, 1], [0, 1], color="#E69F00")
-    assert faint_texts(drawn) == ["'pale' in #999999: 2.85"]
-    assert faint_shapes(drawn, TINTS) == [
-        "an area in #56b4e9",
-        "a hatch on #0072b2: 2.25",
-        "a line in #E69F00",
-    ]

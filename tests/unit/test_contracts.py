@@ -98,45 +98,7 @@ def test_optimizers_choose_their_form_by_one_function(optimizer):
             patch.stop()
 
 
-def test_packed_sequences_are_looked_for_by_one_function():
-    """``transformers.masking_utils.find_packed_sequence_indices`` (labkit.fake.mode answers None):
-    the masks look it up in their module, and None means that nothing is packed."""
-    import transformers.masking_utils as masking
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            vocab_size=16,
-            num_attention_heads=1,
-            use_cache=False,
-        )
-    )
-    tokens = torch.zeros(1, 4, dtype=torch.long)
-    expected = model(input_ids=tokens).logits
-    with mock.patch.object(masking, "find_packed_sequence_indices", return_value=None) as find:
-        assert torch.equal(model(input_ids=tokens).logits, expected)
-    assert find.called
-
-
 # --- attention: labkit.fake.attention -----------------------------------------------------------
-
-
-def test_what_sdpa_kernel_sets_can_be_read():
-    """``torch._C._get_sdp_priority_order`` and ``torch.backends.cuda.*_sdp_enabled``
-    (labkit.fake.attention), in a build without CUDA too."""
-    from torch.nn.attention import sdpa_kernel
-
-    from labkit.fake.attention import _preferences
-    from labkit.fake.attention_rules import CUDNN, EFFICIENT, FLASH, MATH, ORDER
-
-    assert tuple(torch._C._get_sdp_priority_order())[: len(ORDER)] == tuple(map(int, ORDER))
-    assert _preferences() == (frozenset({FLASH, EFFICIENT, MATH, CUDNN}), None)
-    with sdpa_kernel([CUDNN, EFFICIENT], set_priority=True):
-        allowed, order = _preferences()
-    assert (allowed, order[:2]) == ({CUDNN, EFFICIENT}, (CUDNN, EFFICIENT))
 
 
 def test_which_version_groups_heads_in_the_memory_efficient_kernel():
@@ -264,28 +226,7 @@ def test_causal_attention_counts_half(kernel, direction):
     assert 0 < 2 * counted(True) == counted(False)
 
 
-def test_the_choice_of_an_attention_kernel_takes_what_attention_takes():
-    """``torch._fused_sdp_choice`` (phantom.values)."""
-    from torch.nn.attention import SDPBackend
-
-    x = torch.ones(1, 2, 4, 8)
-    options = {"is_causal": True, "scale": None, "enable_gqa": False}
-    assert torch._fused_sdp_choice(x, x, x, None, 0.0, **options) >= SDPBackend.MATH.value
-
-
 # --- CUDA: hardware.cuda --------------------------------------------------------------------------
-
-
-def test_private_cuda_functions_exist():
-    """``torch.cuda.memory._record_memory_history`` and ``_dump_snapshot`` (hardware.cuda), with the
-    arguments that it gives them; clearing cuBLAS workspaces, where PyTorch was built with CUDA."""
-    import inspect
-
-    names = inspect.signature(torch.cuda.memory._dump_snapshot).parameters
-    assert next(iter(names)) == "filename"
-    source = inspect.getsource(torch.cuda.memory._record_memory_history)
-    assert all(word in source for word in ("enabled", "stacks", "max_entries"))
-    assert hasattr(torch._C, "_cuda_clearCublasWorkspaces") or torch.version.cuda is None
 
 
 # --- Jupyter: hardware.cuda.free_memory -----------------------------------------------------------

@@ -100,8 +100,3 @@ def test_lessons_are_those_of_the_folder_that_start_made_else_the_courses(course
     assert lessons.default_folder() == lessons.course_folder()
     monkeypatch.chdir("mine")
     assert [lesson.path.parent for lesson in lessons.find(["more"])] == [Path.cwd()]
-
-
-def test_away_from_a_clone_the_package_has_the_lessons(tmp_path, monkeypatch):
-    monkeypatch.setattr(lessons, "PACKAGE", tmp_path / "labkit")
-    assert lessons.course_folder() == tmp_path / "labkit" / "notebooks"

@@ -117,34 +117,6 @@ def test_which_version_groups_heads_in_the_memory_efficient_kernel():
 # --- bitsandbytes: labkit.fake.bitsandbytes, labkit.tracker -------------------------------------
 
 
-def test_bitsandbytes_looks_up_what_is_replaced():
-    """``Tensor._make_subclass``, and names in bitsandbytes' modules (labkit.fake.bitsandbytes):
-    each is found in its module at the time of the call."""
-    import inspect
-
-    import bitsandbytes
-    from bitsandbytes import functional
-    from bitsandbytes.autograd import _functions
-    from bitsandbytes.nn import modules
-    from bitsandbytes.optim import optimizer
-
-    for kind in (modules.Params4bit, modules.Int8Params):
-        assert "torch.Tensor._make_subclass(cls," in inspect.getsource(kind.__new__)
-    assert "bnb.matmul(" in inspect.getsource(modules.Linear8bitLt.forward)
-    assert "has_avx512bf16()" in inspect.getsource(modules.Linear4bit.__init__)
-    assert modules.bnb is bitsandbytes
-    for function, operator in (
-        (_functions.MatMul8bitLt.forward, "int8_scaled_mm.default("),
-        (_functions.MatMul4Bit.forward, "gemm_4bit.default("),
-        (_functions.matmul_4bit, "gemm_4bit.default("),
-    ):
-        assert f"torch.ops.bitsandbytes.{operator}" in inspect.getsource(function)
-    assert "F.create_dynamic_map(" in inspect.getsource(optimizer.Optimizer8bit.fill_qmap)
-    assert optimizer.F is functional
-    assert "is_on_gpu(" in inspect.getsource(functional.optimizer_update_32bit)
-    assert 'name2qmap["dynamic"]' in inspect.getsource(functional.quantize_blockwise)
-
-
 def test_bitsandbytes_pages_and_copies_from_these_sizes():
     """The bounds in bitsandbytes' source that labkit.fake.bitsandbytes repeats."""
     import inspect

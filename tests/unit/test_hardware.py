@@ -103,11 +103,6 @@ def test_rates_are_dense():
     assert {key: catalogue.gpu(key).fp16_tflops for key in dense} == dense
 
 
-def test_bf16_is_native_from_ampere_on():
-    without = {gpu.key for gpu in catalogue.gpus() if not gpu.bf16_native}
-    assert without == {"t4", "v100", "v100-32gb"}
-
-
 def test_names_as_drivers_give_them():
     keys = {
         "Tesla T4": "t4",

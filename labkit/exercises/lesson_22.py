@@ -97,7 +97,7 @@ def job(device, layers, flags):
     lab.checkpointing(model, on=switches.checkpointing)
     weights = list(model.parameters())
     if switches.optimizer == "cpu":
-        optimizer = HostOptimizer(weights, Recipe())
+        optimizer = HostOptimizer(weights, torch.optim.AdamW, lr=1e-4)
     else:
         recipe = Recipe(optimizer="adamw8bit" if switches.optimizer == "8bit" else "adamw")
         optimizer = optimizer_of(recipe, weights)

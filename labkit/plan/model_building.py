@@ -62,9 +62,9 @@ def _refuse_length(model: Any, seq_len: int) -> None:
     if positions is None or seq_len <= positions:
         return
     for module in model.modules():
-        table = isinstance(module, torch.nn.Embedding) and module.num_embeddings
-        # OPT's table has two rows more.
-        if table in (positions, positions + 2) and module is not model.get_input_embeddings():
+        if not isinstance(module, torch.nn.Embedding) or module is model.get_input_embeddings():
+            continue
+        if module.num_embeddings in (positions, positions + 2):  # OPT's table has two rows more
             raise InputError(
                 f"seq_len must be at most {positions}, the positions that this model knows, "
                 f"not {seq_len}"

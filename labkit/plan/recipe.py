@@ -109,7 +109,9 @@ class Recipe:
         """Weights are stored in this; frozen ones beside adapters in what autocast computes in."""
         from labkit.models.precisions import autocast_dtype, dtype_of  # they need PyTorch
 
-        return (self.lora and autocast_dtype(self.precision)) or dtype_of(self.precision)
+        if self.lora and self.precision.startswith("amp-"):
+            return autocast_dtype(self.precision)
+        return dtype_of(self.precision)
 
     def but(self, **changes: Any) -> "Recipe":
         """Return the same recipe with some fields changed. Errors as for a new recipe."""

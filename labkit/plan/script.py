@@ -14,6 +14,7 @@ checkpoint; a sharded one is never removed, and loading it runs what its ``.meta
 pickle: the script's heading says so.
 """
 
+import inspect
 import json
 import re
 from functools import partial
@@ -27,9 +28,9 @@ from labkit.models import catalogue
 from labkit.models.catalogue import MODELS, image_tokens
 from labkit.models.config import find_config
 from labkit.models.precisions import autocast_dtype
+from labkit.plan import techniques
 from labkit.plan.model_building import adapter_targets
 from labkit.plan.recipe import CHUNK_TOKENS, Recipe
-from labkit.plan.techniques import CHANGES_LOGITS, OPTIMIZERS
 from labkit.values import InputError, format_bytes
 
 _HUB_PAGE = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)")
@@ -99,22 +100,42 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         autocast=autocast_dtype(recipe.precision),
         attention=attention,
         targets=targets,
-        optimizer=OPTIMIZERS[recipe.optimizer],
+        optimizer=techniques.OPTIMIZERS[recipe.optimizer],
         fused=", fused=True" if recipe.optimizer == "fused-adamw" else "",
-        loss="chunked_loss(ids)"
+        loss="chunked_loss(model, ids)"
         if recipe.chunked_loss
         else "model(input_ids=ids, labels=ids).loss",
-        changes_logits=CHANGES_LOGITS,
+        changes_logits=techniques.CHANGES_LOGITS,
+        sources=_sources(recipe),
         chunk_tokens=CHUNK_TOKENS,
     )
     return _spaced(text)
+
+
+def _sources(recipe: Recipe) -> str:
+    """Return the source of the techniques that ``recipe`` needs, as a script has it."""
+    used: list[Any] = []
+    if recipe.chunked_loss:
+        used += [techniques.chunked_loss, techniques.output_layer]
+    if recipe.optimizer_in_backward:
+        used.append(techniques.step_in_backward)
+    if recipe.offload == "activations":
+        used.append(techniques.activations_on_host)
+    if recipe.offload == "optimizer":
+        used.append(techniques.HostOptimizer)
+    if recipe.offload == "weights" and recipe.ranks == 1:
+        used.append(techniques.FetchedLayer)
+    text = "\n\n".join(inspect.getsource(each) for each in used)
+    return text.replace("InputError", "SystemExit")  # which prints its message
 
 
 def _spaced(text: str) -> str:
     """Leave two empty lines around functions and classes, one between other parts."""
     text = re.sub(r"\n{3,}", "\n\n", text)
     text = re.sub(r"\n+(?=^(?:def|class) )", "\n\n\n", text, flags=re.MULTILINE)
-    text = re.sub(r"^((?:def|class) .*(?:\n+    .*)*)\n+", r"\1\n\n\n", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^((?:def|class) .*(?:\n+(?:    |\)).*)*)\n+", r"\1\n\n\n", text, flags=re.MULTILINE
+    )
     return text.strip("\n") + "\n"
 
 

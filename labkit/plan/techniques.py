@@ -1,12 +1,14 @@
 """The techniques of a recipe, each in plain PyTorch: what a training step does differently.
 
+`labkit.plan.script` writes the source of some of them into its scripts: these use nothing of
+labkit but constants of this module, and InputError.
+
 Limits: decoders of transformers, and PEFT's wrappers of them.
 """
 
 import functools
 import importlib
 import weakref
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,15 +37,13 @@ def optimizer_of(recipe: Recipe, parameters: Any) -> torch.optim.Optimizer:
     return kind(parameters, lr=1e-2 if recipe.optimizer == "sgd" else 1e-4, **options)
 
 
-def step_in_backward(parameter: torch.nn.Parameter, recipe: Recipe) -> torch.optim.Optimizer:
+def step_in_backward(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
     """Update ``parameter``, and free its gradient, as soon as the gradient is there.
 
-    Returns:
-        The optimizer, for the caller to keep. The hook only has a weak reference: a parameter that
-        held its optimizer, which holds the parameter, would never be freed, since Python's garbage
-        collector does not see the hooks that autograd keeps.
+    The caller keeps the optimizer. The hook only has a weak reference: a parameter that held its
+    optimizer, which holds the parameter, would never be freed, since Python's garbage collector
+    does not see the hooks that autograd keeps.
     """
-    optimizer = optimizer_of(recipe, [parameter])
     reference = weakref.ref(optimizer)
 
     def step(_: torch.Tensor) -> None:
@@ -51,20 +51,19 @@ def step_in_backward(parameter: torch.nn.Parameter, recipe: Recipe) -> torch.opt
         reference().zero_grad()
 
     parameter.register_post_accumulate_grad_hook(step)
-    return optimizer
 
 
 class HostOptimizer:
-    """An optimizer whose state lives in host memory, with a copy of the weights to work on.
+    """An optimizer of this ``kind`` in host memory, with a copy of the weights to work on.
 
     Gradients are copied to the host, the step is done there, and the new weights come back.
     Source of the idea: ZeRO-Offload, https://arxiv.org/abs/2101.06840.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter], recipe: Recipe) -> None:
+    def __init__(self, parameters: list[torch.nn.Parameter], kind: Any, **options: Any) -> None:
         self.parameters = parameters
         self.copies = [torch.nn.Parameter(p.detach().to("cpu", copy=True)) for p in parameters]
-        self.optimizer = optimizer_of(recipe, self.copies)
+        self.optimizer = kind(self.copies, **options)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -88,21 +87,20 @@ class HostOptimizer:
 
 
 def chunked_loss(
-    model: torch.nn.Module, ids: torch.Tensor, chunk_tokens: int | None = None, **images: Any
+    model: torch.nn.Module, ids: torch.Tensor, chunk_tokens: int = CHUNK_TOKENS, **images: Any
 ) -> torch.Tensor:
     """Return the mean cross-entropy of the next token, logits ``chunk_tokens`` tokens at a time.
 
     Args:
         model: a causal language model of transformers, or PEFT's wrapper of one.
         ids: [batch, sequence], int64.
-        chunk_tokens: None takes ``CHUNK_TOKENS``.
         **images: ``pixel_values``, for a vision tower.
 
     Raises:
         InputError: the model does more to the logits than its output layer and a soft cap.
     """
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    head, cap = _output_layer(plain)
+    head, cap = output_layer(plain)
     hidden = plain.base_model(input_ids=ids, **images).last_hidden_state[:, :-1]
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), ids[:, 1:].reshape(-1)
 
@@ -112,8 +110,7 @@ def chunked_loss(
             logits = torch.tanh(logits / cap) * cap
         return functional.cross_entropy(logits.float(), targets, reduction="sum")
 
-    size = chunk_tokens or CHUNK_TOKENS
-    chunks = zip(hidden.split(size), labels.split(size), strict=True)
+    chunks = zip(hidden.split(chunk_tokens), labels.split(chunk_tokens), strict=True)
     total = sum(checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks)
     return total / labels.numel()
 
@@ -129,7 +126,7 @@ CHANGES_LOGITS = (
 )
 
 
-def _output_layer(plain: Any) -> tuple[torch.nn.Module, float | None]:
+def output_layer(plain: Any) -> tuple[torch.nn.Module, float | None]:
     """Return what turns hidden states into logits: a layer, and the soft cap that Gemma 2 has."""
     head, settings = plain.get_output_embeddings(), plain.config
     changed = any(getattr(settings, name, None) not in (None, 1) for name in CHANGES_LOGITS)
@@ -147,7 +144,7 @@ def _output_layer(plain: Any) -> tuple[torch.nn.Module, float | None]:
 # --- what lives on the host -----------------------------------------------------------------------
 
 
-def activations_on_host(model: torch.nn.Module) -> AbstractContextManager[Any]:
+def activations_on_host(model: torch.nn.Module) -> saved_tensors_hooks:
     """Return `torch.autograd.graph.save_on_cpu` that leaves the weights where they are.
 
     Autograd saves a layer's weight too; it is on the device anyway, and need not be copied.

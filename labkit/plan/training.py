@@ -12,6 +12,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,9 +179,11 @@ class _Job:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp-fp16")
         self.optimizer = None
         if recipe.optimizer_in_backward:
-            self.in_backward = [step_in_backward(p, recipe) for p in self.trained]
+            self.in_backward = [optimizer_of(recipe, [p]) for p in self.trained]
+            for parameter, optimizer in zip(self.trained, self.in_backward, strict=True):
+                step_in_backward(parameter, optimizer)
         elif recipe.offload == "optimizer":
-            self.optimizer = HostOptimizer(self.trained, recipe)
+            self.optimizer = HostOptimizer(self.trained, partial(optimizer_of, recipe))
         else:
             self.optimizer = optimizer_of(recipe, self.trained)
 

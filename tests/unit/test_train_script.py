@@ -3,7 +3,9 @@
 import ast
 import contextlib
 import gc
+import json
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -94,7 +96,9 @@ def test_a_script_trains_and_saves(name, tiny, tmp_path, monkeypatch, capsys):
     assert "import labkit" not in text
     assert "from labkit" not in text
     assert max(map(len, text.splitlines())) <= 100
-    assert len(text.splitlines()) <= 120
+    functions = [node for node in ast.parse(text).body if hasattr(node, "decorator_list")]
+    own = sum(node.end_lineno - node.lineno + 1 for node in functions)
+    assert len(text.splitlines()) - own <= 100  # the other lines are the techniques' source
     rate = 0.05 if recipe.optimizer == "sgd" else 0.01
     out = tmp_path / "out"
     usual = [tiny.parent / "my.txt", "--model", tiny, "--steps", 4, "--lr", rate, "--out", out]
@@ -148,28 +152,14 @@ def test_checkpoints_run_attention_again_under_its_kernel(ranks):
     assert "backward()" in flash
 
 
-def test_the_chunked_loss_of_a_model_with_a_soft_cap(tiny, tmp_path, monkeypatch, capsys):
-    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Gemma2Config(**SIZE, head_dim=16, final_logit_softcapping=0.5)
-    folder = tmp_path / "gemma"
-    model = Gemma2ForCausalLM(config)
-    with torch.no_grad():
-        model.lm_head.weight *= 40  # far beyond the cap
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
-    for name, chunked in (("whole", False), ("chunked", True)):
-        recipe = Recipe(chunked_loss=chunked, attention="eager", **SHAPE)
-        path = script.write_script(tmp_path / f"{name}.py", recipe, model=folder)
-        out = tmp_path / name
-        run_script(path, monkeypatch, tiny.parent / "my.txt", "--steps", 2, "--out", out)
-    found = losses(capsys.readouterr().out)
-    assert found[:2] == pytest.approx(found[2:], abs=2e-4)
-
-    config.logit_scale = 0.5  # what the chunked loss does not know
-    config.save_pretrained(folder)
-    with pytest.raises(SystemExit, match="the chunked loss does not know"):
+def test_a_script_says_why_it_stops(tiny, tmp_path, monkeypatch):
+    """The chunked loss itself, which is labkit's own, is tested in test_training."""
+    folder = shutil.copytree(tiny, tmp_path / "scaled")
+    config = json.loads((folder / "config.json").read_text())
+    config["logit_scale"] = 0.5  # what the chunked loss does not know
+    (folder / "config.json").write_text(json.dumps(config))
+    path = script.write_script(tmp_path / "train.py", RECIPES["chunked loss"], model=folder)
+    with pytest.raises(SystemExit, match="cannot be computed in chunks"):
         run_script(path, monkeypatch, tiny.parent / "my.txt")
     (tmp_path / "short.txt").write_text("abc")
     with pytest.raises(SystemExit, match="has 3 tokens, and one row needs 32"):

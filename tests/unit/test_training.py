@@ -10,7 +10,7 @@ import labkit as lab
 from benchmarks.setups import TINY as SIZES
 from labkit.models import catalogue
 from labkit.models.config import config_from_dict
-from labkit.plan import model_building, techniques
+from labkit.plan import model_building
 from labkit.plan.model_building import build_model
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
@@ -167,19 +167,18 @@ def test_gpt2_with_its_own_kind_of_layer(fields):
 # --- the arithmetic: the same as without --------------------------------------------------------
 
 
-def test_the_loss_in_chunks_is_the_models_own(monkeypatch):
-    monkeypatch.setattr(techniques, "CHUNK_TOKENS", 10)  # 46 tokens: four chunks and a rest
+def test_the_loss_in_chunks_is_the_models_own():
     for config, attention in ((LLAMA, "sdpa"), (TIED, "sdpa"), (GPT2, "sdpa"), (GEMMA2, "eager")):
         model, _ = built(config, Recipe(**SMALL, attention=attention))
         ids = tokens()
         own = model(input_ids=ids, labels=ids).loss
         wanted = torch.autograd.grad(own, list(model.parameters()))
-        chunked = chunked_loss(model, ids)
+        chunked = chunked_loss(model, ids, 10)  # 46 tokens: four chunks and a rest
         assert_close(chunked, own)
         found = torch.autograd.grad(chunked, list(model.parameters()))
         assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     model.config.final_logit_softcapping = None  # Gemma 2 is the last: without it, another loss
-    assert abs(chunked_loss(model, ids) - chunked) > 1e-4
+    assert abs(chunked_loss(model, ids, 10) - chunked) > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The pages of the site: executed lessons, the repository's own Markdown, and tables made here.
 
 Files keep their places in the repository, so that the links between them hold as they are. The home
-page is the README; only the cheat sheet, the verdicts and the recorded GPUs are written here, from
-the functions that fill the report and the printed sheet.
+page is the README; only the verdicts and the recorded GPUs are written here, from the functions
+that fill the report and the cheat sheet.
 
 Limits: a lesson that the run has not executed, or that failed, has no page: links to it lead to the
 repository. A notebook of one's own in the run has none either. Lessons are shown in the order of
@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import nbformat
 
 from labkit.cheat_sheet import export
-from labkit.cheat_sheet.sheet import Sheet
-from labkit.cli.main import SHEET_PAGE
+from labkit.cheat_sheet.findings import gather
 from labkit.course import report, results
 from labkit.course.lessons import read_notebook
 from labkit.course.outcomes import Outcome, read_outcomes, stored_result
@@ -65,13 +64,12 @@ def repository() -> str:
         return tomllib.load(file)["project"]["urls"]["Repository"].removesuffix("/")
 
 
-def write_pages(course: Path, folder: Path, sheet: Sheet) -> list[str]:
+def write_pages(course: Path, folder: Path) -> list[str]:
     """Write what Sphinx renders into ``folder``.
 
     Args:
         course: the folder of a `labkit run`.
         folder: a new one, or an empty one.
-        sheet: the cheat sheet, built on that run.
 
     Returns:
         The lessons that have a page.
@@ -93,7 +91,6 @@ def write_pages(course: Path, folder: Path, sheet: Sheet) -> list[str]:
     for picture in (*ROOT.glob("docs/*.svg"), *ROOT.glob("docs/*.png")):
         _copy(picture, folder / "docs" / picture.name)
     found = [result for outcome in outcomes if (result := stored_result(outcome, course))]
-    _write_sheet(sheet, folder)
     _write(folder / "verdicts.md", _verdicts(found))
     _write_results(folder)
     _write(folder / "index.md", _home(_chapters(outcomes, texts), texts))
@@ -119,7 +116,7 @@ def _chapters(outcomes: Sequence[Outcome], texts: Iterable[str]) -> list[Chapter
     rest = [("", stem) for stem in stems if "/" not in stem]
     return [
         Chapter("Lessons", tuple(lessons)),
-        Chapter("Findings", (("", "cheat-sheet"), ("", "verdicts"), ("", "results/README"))),
+        Chapter("Findings", (("", "verdicts"), ("", "results/README"))),
         Chapter("Guides", tuple(docs)),
         Chapter("Teaching", tuple(workshop)),
         Chapter("The project", (*rest, ("", "docs/LOG"))),
@@ -231,26 +228,15 @@ def _home(chapters: Sequence[Chapter], texts: Sequence[str]) -> str:
 # --- what is computed -----------------------------------------------------------------------------
 
 
-def _write_sheet(sheet: Sheet, folder: Path) -> None:
-    downloads = folder / DOWNLOADS
-    downloads.mkdir(parents=True, exist_ok=True)
-    export.write_page(sheet, downloads / SHEET_PAGE)
-    lines = [
-        f"{_WIDE}# Cheat sheet",
-        f"To print: [the sheet as one page](path:{DOWNLOADS}/{SHEET_PAGE}), on A4 in landscape. "
-        f"Made {sheet.date[:10]}; {sheet.versions}.",
-    ]
-    for section in export.sections(sheet):
-        lines += [f"## {section.heading}", _section(section)]
-    _write(folder / "cheat-sheet.md", "\n\n".join(lines) + "\n")
-
-
 def _verdicts(found: Sequence[Result]) -> str:
-    """All verdicts: those of this run, then those of the GPUs that recorded."""
+    """How many claims came out how; all verdicts of this run, then of the GPUs that recorded."""
+    counts = export.verdicts(gather())
     parts = [
         f"{_WIDE}# All verdicts",
         "Each claim's rule stood before anything was measured; what four articles say is quoted in "
         "the lesson.",
+        f"## {counts.heading}",
+        _made(counts._repr_html_()),
         "## Executed for this site",
         _made(report.verdict_table(found)),
         "## Recorded on GPUs",
@@ -299,10 +285,6 @@ def _recorded_gpus() -> list[tuple[str, ...]]:
 def _raw(text: str) -> str:
     """A block of HTML in Markdown: one line, so that nothing in it can end the block."""
     return f"````{{raw}} html\n{' '.join(text.splitlines())}\n````"
-
-
-def _section(section: export.Section) -> str:
-    return _made(section._repr_html_())
 
 
 def _made(table: str) -> str:

@@ -1,7 +1,7 @@
 """Render the executed course as a static site, with the page "Will it fit?": `make site`.
 
-Takes the notebooks that `labkit run` executed; nothing is executed here, but for the simulations of
-the cheat sheet (about a minute). The site reads the same from a disk as from a server.
+Takes the notebooks that `labkit run` executed; nothing is executed here. The site reads the same
+from a disk as from a server.
 
 Exits with 0; 1 where Sphinx warns of anything; 2 for bad input.
 """
@@ -16,8 +16,6 @@ from course_pages import write_pages
 from fit_page import write_fit_page
 from sphinx.cmd.build import build_main
 
-from labkit.cheat_sheet.findings import gather
-from labkit.cheat_sheet.sheet import Sheet, build
 from labkit.support.files import RUN_FOLDER
 from labkit.values import InputError
 
@@ -27,7 +25,7 @@ OUT = Path("build", "site")
 _MARK = "objects.inv"
 
 
-def make(course: Path, out: Path, sheet: Sheet) -> int:
+def make(course: Path, out: Path) -> int:
     """Render the run in ``course`` into ``out``; Sphinx's exit code, and if it is 0 a new site.
 
     Raises:
@@ -39,7 +37,7 @@ def make(course: Path, out: Path, sheet: Sheet) -> int:
         raise InputError(f"{out} holds something else than a site; name another folder")
     with tempfile.TemporaryDirectory() as folder:
         pages, made = Path(folder, "pages"), Path(folder, "made")
-        lessons = write_pages(course, pages, sheet)
+        lessons = write_pages(course, pages)
         code = build_main(
             [
                 "-q",
@@ -72,8 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not options.course.is_dir():
             raise InputError(f"there is no folder {options.course}; `labkit run` makes it")
-        print("Simulating the cheat sheet …", file=sys.stderr)
-        return make(options.course, options.out, build(trial=gather(run=options.course)))
+        return make(options.course, options.out)
     except (InputError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,24 +1,16 @@
-"""The cheat sheet as one printable page of HTML, and as the tables in the README.
-
-Both are written from the same `sections`, so they cannot differ. The page is complete in itself
-and prints on one side of A4, in landscape.
-"""
+"""The cheat sheet as tables: in a notebook as HTML, elsewhere as Markdown."""
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from markupsafe import Markup
 
-from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row
-from labkit.cheat_sheet.sheet import Sheet
+from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, Sheet
+from labkit.cheat_sheet.findings import Trial
 from labkit.course.claims import Verdict, all_claims, article_names
 from labkit.support import html_pages
-from labkit.support.files import write_atomic
 from labkit.values import format_bytes
 
-MARKERS = ("<!-- cheat sheet: begin -->", "<!-- cheat sheet: end -->")
-TITLE = "GPU Memory Lab: cheat sheet"
 NOTHING, OPEN = "–", "open"
 
 
@@ -32,8 +24,15 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
 
     def __repr__(self) -> str:
-        lines = [" | ".join(line) for line in [self.columns, *self.rows]]
-        return "\n".join([self.heading, self.note, *lines])
+        return f"## {self.heading}\n\n{self.markdown()}"
+
+    def markdown(self) -> str:
+        """Return the note and the table as Markdown, without the heading."""
+        lines = [self.note, ""]
+        for line in (self.columns, ["---"] * len(self.columns), *self.rows):
+            cells = [cell.replace("|", "\\|") for cell in line]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         note = Markup("<p>{}</p>").format(self.note)
@@ -41,17 +40,8 @@ class Section:
 
 
 def sections(sheet: Sheet) -> tuple[Section, ...]:
-    """Return everything that the page shows, in order."""
-    return techniques(sheet), order(sheet), verdicts(sheet)
-
-
-def write_page(sheet: Sheet, path: Path) -> Path:
-    """Write the page to ``path``, atomically."""
-    page = html_pages.render(
-        "cheat_sheet/page.html.j2", title=TITLE, sheet=sheet, sections=sections(sheet)
-    )
-    write_atomic(path, page)
-    return path
+    """Return everything that the sheet says, in order."""
+    return techniques(sheet), order(sheet), verdicts(sheet.trial)
 
 
 # --- techniques -----------------------------------------------------------------------------------
@@ -64,7 +54,8 @@ def techniques(sheet: Sheet) -> Section:
     rows = tuple(
         (*_figures(each), each.technique.effort, each.technique.not_when) for each in sheet.rows
     )
-    return Section("Techniques, each alone", _job(sheet.job, sheet.plain), columns, rows)
+    note = f"{_job(sheet.job, sheet.plain)} Simulated with {sheet.versions}."
+    return Section("Techniques, each alone", note, columns, rows)
 
 
 def _job(job: CommonJob, plain: Figures) -> str:
@@ -85,9 +76,10 @@ def _figures(row: Row) -> tuple[str, ...]:
     if row.part:
         category, fallen_bytes = row.part
         part = f"{category} −{format_bytes(fallen_bytes)}"
-    bound = f"{_seconds(row.after.seconds)} ({percent(row.slower_share)})"
-    peak = format_bytes(row.after.run.peak_bytes)
-    return name, peak, percent(-row.saved_share), part, bound
+    before_bytes, after_bytes = row.before.run.peak_bytes, row.after.run.peak_bytes
+    slower = percent(row.after.seconds / row.before.seconds - 1)
+    bound = f"{_seconds(row.after.seconds)} ({slower})"
+    return name, format_bytes(after_bytes), percent(after_bytes / before_bytes - 1), part, bound
 
 
 def _seconds(seconds: float) -> str:
@@ -145,9 +137,8 @@ def _yes(fits: bool) -> str:
 # --- claims ---------------------------------------------------------------------------------------
 
 
-def verdicts(sheet: Sheet) -> Section:
+def verdicts(trial: Trial) -> Section:
     """Return how many claims of each article came out how."""
-    trial = sheet.trial
     names = [f"{letter} {name}" for letter, name in article_names().items()]
     counted = dict(zip(names, trial.by_article().values(), strict=True))
     counted["all, each once"] = Counter(trial.verdict(id) for id in all_claims())
@@ -159,29 +150,3 @@ def verdicts(sheet: Sheet) -> Section:
         "judged there, seconds are not. Judged on: " + ("; ".join(trial.machines) or "nothing yet")
     )
     return Section("Claims on trial", f"{note}.", columns, rows)
-
-
-# --- Markdown -------------------------------------------------------------------------------------
-
-
-def markdown(sheet: Sheet) -> str:
-    """Return the tables of techniques and of the order, between two markers, as in the README.
-
-    What this machine found is left out: the README is for everyone.
-    """
-    table, moves = techniques(sheet), order(sheet)
-    lines = [MARKERS[0], f"{table.note} Simulated with {sheet.versions}.", ""]
-    lines += [*_table(table), "", moves.note, "", *_table(moves)]
-    findings = sheet.trial.findings.values()
-    if all(finding.phantom for found in findings for finding in found if finding.recorded):
-        what = "What no GPU has recorded yet is left out"
-        lines += ["", f"{what}: `labkit record` on a CUDA machine fills it."]
-    return "\n".join([*lines, "", MARKERS[1]])  # the last line may be a table's
-
-
-def _table(section: Section) -> list[str]:
-    lines = []
-    for line in (section.columns, ["---"] * len(section.columns), *section.rows):
-        cells = [cell.replace("|", "\\|") for cell in line]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines

@@ -1,27 +1,29 @@
 """What each technique takes on the job that all are compared on, and in which order to adopt them.
 
-Everything is simulated.
+Everything is simulated; bounds, links and changes of the training are those of `labkit advise`.
 
-Limits: a bound is not a time: it counts neither kernel launches nor the CPU's work on an offloaded
-optimizer. The greedy order looks one move ahead, or two where nothing is free and neither saves
-anything alone.
+Limits: one model, GPU and batch at a time, and techniques rank differently on others. A bound is
+not a time: it counts neither kernel launches nor the CPU's work on an offloaded optimizer. The
+greedy order looks one move ahead, or two where nothing is free and neither saves anything alone.
 """
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from labkit.cheat_sheet.findings import Trial, gather
 from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
+from labkit.course.results import versions_text
 from labkit.hardware import catalogue
-from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import Gpu
+from labkit.hardware.this_machine import machine
 from labkit.models.config import find_config
-from labkit.plan.candidates import changes, link_bytes
-from labkit.plan.estimate import Estimate, estimate
+from labkit.plan.candidates import changes
+from labkit.plan.estimate import estimate
 from labkit.plan.recipe import Recipe
-from labkit.plan.search import bytes_to_host
-from labkit.plan.shapes import Shapes, shapes_of
+from labkit.plan.search import link_and_bound
+from labkit.plan.shapes import shapes_of
 from labkit.runs import Run
 from labkit.trace import Category
 from labkit.values import InputError
@@ -61,20 +63,11 @@ class Figures:
 def simulated(job: CommonJob, recipe: Recipe) -> Figures:
     """Return the figures of ``recipe`` for the job's model and GPU; nothing is simulated twice."""
     found = estimate(job.model, gpu=job.gpu, recipe=recipe)
-    run = replace(found.run, trace=None, oom=None)
-    return Figures(recipe, run, found.fits, _seconds(found, job.model))
+    _, seconds = link_and_bound(found, shapes_of(find_config(job.model)[1]))
+    return Figures(recipe, replace(found.run, trace=None, oom=None), found.fits, seconds)
 
 
-def _seconds(found: Estimate, model: str) -> float:
-    run = found.run
-    crossing_bytes = link_bytes(found.recipe, _shapes(model), bytes_to_host(run.trace))
-    flops = {found.recipe.precision: run.flops}
-    return least_seconds(found.gpu, flops, run.moved_bytes, crossing_bytes, run.sent_bytes)
-
-
-@functools.cache
-def _shapes(model: str) -> Shapes:
-    return shapes_of(find_config(model)[1])
+# --- each technique alone -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -90,13 +83,6 @@ class Row:
     refused: str = ""
 
     @property
-    def saved_share(self) -> float | None:
-        """Fraction of the plain job's peak; negative where it grows."""
-        if self.after is None:
-            return None
-        return 1 - self.after.run.peak_bytes / self.before.run.peak_bytes
-
-    @property
     def part(self) -> tuple[Category, int] | None:
         """The category whose bytes at the peak fall most, and by how many; None if none falls."""
         if self.after is None:
@@ -107,17 +93,6 @@ class Row:
         if fall[category] <= LEAST_SAVED * before.peak_bytes:
             return None
         return category, fall[category]
-
-    @property
-    def changes_training(self) -> bool:
-        """Whether it trains otherwise than the plain job."""
-        before = changes(self.before.recipe)
-        return bool(self.after and set(changes(self.after.recipe)) - set(before))
-
-    @property
-    def slower_share(self) -> float:
-        """By which fraction of itself the bound on a step grows; there must be an ``after``."""
-        return self.after.seconds / self.before.seconds - 1
 
 
 def row(technique: Technique, job: CommonJob) -> Row:
@@ -147,7 +122,7 @@ class Move:
     techniques: tuple[Technique, ...]
     before: Figures
     after: Figures
-    changed: bool = False
+    changed: bool
 
     @property
     def name(self) -> str:
@@ -184,48 +159,93 @@ def order_of_adoption(
     what changes the training. Where nothing is free, those that save nothing alone are tried in
     pairs.
     """
-    adopted: list[Move] = []
+    now = simulated(job, job.recipe)
+    least_bytes = LEAST_SAVED * now.run.peak_bytes
+    left = [technique for technique in techniques if technique.change]
+    order: list[Move] = []
     for changed in (False, True):
-        while move := _best_move(job, techniques, adopted, changed):
-            adopted.append(move)
-    return tuple(adopted)
+        while saving := _saving(job, now, left, changed, least_bytes):
+            best = max(saving, key=lambda move: move.worth)
+            order.append(best)
+            left = [technique for technique in left if technique not in best.techniques]
+            now = best.after
+    return tuple(order)
 
 
-def _best_move(
-    job: CommonJob, techniques: Sequence[Technique], adopted: Sequence[Move], changed: bool
-) -> Move | None:
-    plain = simulated(job, job.recipe)
-    used = {technique.name for move in adopted for technique in move.techniques}
-    left = [(t,) for t in techniques if t.change and t.name not in used]
-    moves = _moves(job, left, adopted, changed)
-    least = LEAST_SAVED * plain.run.peak_bytes
-    saving = [move for move in moves if move.saved_bytes >= least]
-    if not changed and not any(move.is_free for move in saving):
-        silent = [move.techniques[0] for move in moves if move.saved_bytes < least]
-        pairs = _moves(job, list(itertools.combinations(silent, 2)), adopted, changed)
-        saving += [move for move in pairs if move.saved_bytes >= least]
-    return max(saving, key=lambda move: move.worth, default=None)
+def _saving(
+    job: CommonJob, now: Figures, left: Sequence[Technique], changed: bool, least_bytes: float
+) -> list[Move]:
+    """Return the moves from ``now`` that save at least ``least_bytes`` of the peak."""
+    tried = _moves(job, now, itertools.combinations(left, 1), changed)
+    saving = [move for move in tried if move.saved_bytes >= least_bytes]
+    if changed or any(move.is_free for move in saving):
+        return saving
+    silent = [move.techniques[0] for move in tried if move.saved_bytes < least_bytes]
+    pairs = _moves(job, now, itertools.combinations(silent, 2), changed)
+    return saving + [move for move in pairs if move.saved_bytes >= least_bytes]
 
 
 def _moves(
-    job: CommonJob,
-    choices: Sequence[tuple[Technique, ...]],
-    adopted: Sequence[Move],
-    changed: bool,
+    job: CommonJob, now: Figures, choices: Iterable[tuple[Technique, ...]], changed: bool
 ) -> list[Move]:
-    """Return those of ``choices`` that are possible after ``adopted`` and are of this kind."""
-    before = adopted[-1].after if adopted else simulated(job, job.recipe)
+    """Return those of ``choices`` that are possible from ``now`` on and are of this kind."""
     moves = []
     for techniques in choices:
-        recipe = before.recipe
+        recipe = now.recipe
         try:
             for technique in techniques:
                 recipe = technique.change(recipe, job.simulated_gpu)
-            changes_more = bool(set(changes(recipe)) - set(changes(before.recipe)))
-            if recipe == before.recipe or recipe.ranks > 1 or changes_more != changed:
+            changes_more = bool(set(changes(recipe)) - set(changes(now.recipe)))
+            if recipe == now.recipe or recipe.ranks > 1 or changes_more != changed:
                 continue
             after = simulated(job, recipe)
         except InputError:  # an earlier move excludes it, or the GPU cannot do it
             continue
-        moves.append(Move(techniques, before, after, changed))
+        moves.append(Move(techniques, now, after, changed))
     return moves
+
+
+# --- the sheet ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """Everything the cheat sheet says; ``plain`` are the job's own figures."""
+
+    job: CommonJob
+    plain: Figures
+    rows: tuple[Row, ...]
+    order: tuple[Move, ...]
+    trial: Trial
+    versions: str
+
+
+def build(
+    job: CommonJob | None = None,
+    *,
+    trial: Trial | None = None,
+    techniques: Sequence[Technique] = TECHNIQUES,
+    report: Callable[[str], object] = lambda name: None,
+) -> Sheet:
+    """Simulate the techniques, each alone and in their order of adoption.
+
+    Args:
+        job: what they are compared on; `CommonJob()` if None.
+        trial: the verdicts; what `gather` finds if None.
+        techniques: those that are simulated.
+        report: called with the name of each technique that is simulated next.
+    """
+    job = job or CommonJob()
+    rows = []
+    for technique in techniques:
+        report(technique.name)
+        rows.append(row(technique, job))
+    report("the order of adoption")
+    return Sheet(
+        job=job,
+        plain=simulated(job, job.recipe),
+        rows=tuple(rows),
+        order=order_of_adoption(job, techniques),
+        trial=gather() if trial is None else trial,
+        versions=versions_text({"versions": machine().versions}),
+    )

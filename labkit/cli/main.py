@@ -20,7 +20,7 @@ from labkit.support.files import RUN_FOLDER
 from labkit.support.processes import ends_in_order
 from labkit.values import InputError, one_of, positive_int
 
-SHEET_PAGE, CLASS_PAGE = "cheat-sheet.html", "class.html"
+CLASS_PAGE = "class.html"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -90,13 +90,10 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
 
     sheet = commands.add_parser(
         "cheat-sheet",
-        help="put all techniques and verdicts on one page",
+        help="print all techniques, their order and the verdicts, as Markdown",
         epilog="exit code: 0, or 2 for bad input",
     )
     option = sheet.add_argument
-    option("--out", metavar="FILE.html", help=f"the page (default: {SHEET_PAGE})")
-    option("--markdown", action="store_true", help="print the README's table")
-    option("--run", metavar="FOLDER", help="of a `labkit run`, for this machine's verdicts")
     option("--model", metavar="NAME", help="a model of the table")
     option("--gpu", metavar="NAME", help="the GPU that is simulated")
     tables.add_recipe_options(sheet, ("precision", "attention", "batch_size", "seq_len"))
@@ -160,23 +157,13 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _cheat_sheet(options: argparse.Namespace) -> int:
-    from labkit.cheat_sheet import export
-    from labkit.cheat_sheet.figures import PLAIN, CommonJob
-    from labkit.cheat_sheet.findings import gather
-    from labkit.cheat_sheet.sheet import build
+    from labkit.cheat_sheet.export import sections
+    from labkit.cheat_sheet.figures import PLAIN, CommonJob, build
 
-    run = Path(options.run) if options.run is not None else None
-    if run is not None and not run.is_dir():
-        raise InputError(f"there is no folder {run}; `labkit run --out {run}` makes it")
     given = {name: getattr(options, name) for name in ("model", "gpu") if getattr(options, name)}
     job = CommonJob(**given, recipe=PLAIN.but(**tables.recipe_fields(options)))
-    with_page = options.out is not None or not options.markdown
-    sheet = build(job, trial=gather(run=run, own=with_page), report=_announce_simulation)
-    if options.markdown:
-        print(export.markdown(sheet))
-    if with_page:
-        path = export.write_page(sheet, Path(options.out or SHEET_PAGE))
-        print(f"Page: {path.resolve()}", file=sys.stderr)
+    sheet = build(job, report=_announce_simulation)
+    print("# GPU Memory Lab: cheat sheet", *sections(sheet), sep="\n\n")
     return 0
 
 

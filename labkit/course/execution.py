@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from labkit.course.lessons import Lesson
-from labkit.course.outcomes import RUN_VARIABLE
 from labkit.support.files import PACKAGE
 from labkit.support.processes import descendants, end_group, host_bytes
 
@@ -128,11 +127,10 @@ def _started(
 
 
 @contextlib.contextmanager
-def kernel_environment(folder: Path, jobs: int = 1) -> Iterator[dict[str, str]]:
+def kernel_environment(jobs: int = 1) -> Iterator[dict[str, str]]:
     """Yield variables that make ``python3`` mean this Python, this labkit, no user's settings.
 
-    ``folder`` is the run's, for a lesson that reads what the others found; the cores are divided
-    among ``jobs``.
+    The cores are divided among ``jobs``.
     """
     from ipykernel.kernelspec import get_kernel_dict
 
@@ -153,7 +151,6 @@ def kernel_environment(folder: Path, jobs: int = 1) -> Iterator[dict[str, str]]:
             "IPYTHONDIR": str(Path(scratch, "ipython")),
             "PYTHONPATH": _joined(str(PACKAGE.parent), os.environ.get("PYTHONPATH")),
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-            RUN_VARIABLE: str(folder.resolve()),
         }
 
 

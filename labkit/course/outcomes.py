@@ -1,6 +1,6 @@
 """How a lesson went, on disk: ``NAME.json`` beside the executed notebook.
 
-An outcome is written atomically when its lesson ends; the report and the cheat sheet read it.
+An outcome is written atomically when its lesson ends; the report reads it.
 """
 
 import json
@@ -17,8 +17,6 @@ from labkit.course.results import Result, Seconds
 from labkit.support.files import read_file, write_atomic
 from labkit.values import InputError, format_bytes, read_record
 
-#: The environment variable that names the folder of the run that a kernel belongs to.
-RUN_VARIABLE = "LABKIT_RUN_FOLDER"
 Status = Literal["passed", "failed", "interrupted", "not started"]
 
 

@@ -70,7 +70,7 @@ def run(
     queue = [_job(lesson, parameters, folder, timeout_seconds) for lesson in lessons]
     prepare_folder(folder)
     stop = threading.Event()
-    with kernel_environment(folder, jobs) as environment, ThreadPoolExecutor(jobs) as pool:
+    with kernel_environment(jobs) as environment, ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(_run_one, job, environment, stop) for job in queue]
         pending = set(futures)
         while pending:

@@ -20,7 +20,7 @@ from labkit.hardware.catalogue import Gpu
 from labkit.plan import candidates
 from labkit.plan.estimate import Estimate, estimate
 from labkit.plan.recipe import MOST_TOKENS, Recipe
-from labkit.plan.shapes import shapes_of
+from labkit.plan.shapes import Shapes, shapes_of
 from labkit.trace import Trace
 from labkit.values import InputError
 
@@ -106,7 +106,9 @@ class Search:
 
     def __post_init__(self) -> None:
         self.shapes = shapes_of(self.config)
-        self.most_batch = min(MOST_BATCH, 1 << (MOST_TOKENS // self.seq_len).bit_length() - 1)
+        self.most_batch = MOST_BATCH
+        while self.most_batch > 1 and self.most_batch * self.seq_len > MOST_TOKENS:
+            self.most_batch //= 2
 
     def all(self) -> None:
         """Try every configuration that could be the best."""
@@ -127,8 +129,9 @@ class Search:
         full = [o for o in self.options.values() if o.fits and o.recipe.lora is None]
         if configuration.precision == "fp32":
             return bool(full)
-        paged = configuration.optimizer == "paged-adamw8bit"  # counts as one change more
-        count = len(candidates.changes(configuration)) + paged
+        count = len(candidates.changes(configuration))
+        if configuration.optimizer == "paged-adamw8bit":  # counts as one change more
+            count += 1
         return any(o.recipe.offload == "none" and 0 < len(o.changes) < count for o in full)
 
     def _try_levels(self, configuration: Recipe) -> None:
@@ -169,8 +172,10 @@ class Search:
         least_bytes = self._least_bytes(level)
         if self.least_of_all is None or least_bytes < self._least_bytes(self.least_of_all):
             self.least_of_all = level
-        self.ruled_out += least_bytes > self.room.gpu_bytes
-        return least_bytes > self.room.gpu_bytes
+        if least_bytes <= self.room.gpu_bytes:
+            return False
+        self.ruled_out += 1
+        return True
 
     def _least_bytes(self, level: Recipe) -> int:
         return candidates.least_bytes(level, self.shapes, self.gpus)
@@ -197,9 +202,7 @@ class Search:
     def _option(self, recipe: Recipe, found: Estimate) -> Option:
         run, needed = found.run, self._needed_bytes(found)
         changes = candidates.changes(recipe, self.shapes)
-        crossing = candidates.link_bytes(recipe, self.shapes, bytes_to_host(run.trace))
-        flops = {recipe.precision: run.flops}
-        seconds = least_seconds(self.gpu, flops, run.moved_bytes, crossing, run.sent_bytes)
+        crossing, seconds = link_and_bound(found, self.shapes)
         return Option(
             recipe=recipe,
             group="changed" if changes else "same",
@@ -247,10 +250,11 @@ def next_batch(
     low = max(fit, default=0)
     if low >= most:
         return None
-    (x1, y1), (x2, y2) = [(0, least_bytes), *sorted(needed.items())][-2:]
-    slope = max((y2 - y1) / (x2 - x1), 1)
-    predicted = x2 + (room_bytes - y2) / slope
-    guess = 1 << max(0, math.floor(math.log2(max(predicted, 1))))
+    points = [(0, least_bytes), *sorted(needed.items())]
+    (batch1, bytes1), (batch2, bytes2) = points[-2:]
+    bytes_per_batch = max((bytes2 - bytes1) / (batch2 - batch1), 1)
+    predicted = max(batch2 + (room_bytes - bytes2) / bytes_per_batch, 1)
+    guess = 2 ** math.floor(math.log2(predicted))
     if len(needed) > 1 and low and guess <= low:
         return None  # two batches say that twice the largest does not fit
     return min(max(guess, 2 * low, 1), most)
@@ -268,6 +272,14 @@ def left_to_gain(tried: Iterable[Option]) -> float:
     best = fitting[-1]
     (x1, y1), (x2, y2) = [(1 / o.recipe.batch_size, o.seconds_per_token) for o in ordered]
     return (y1 - y2) / (x1 - x2) / best.recipe.batch_size / best.seconds_per_token
+
+
+def link_and_bound(found: Estimate, shapes: Shapes) -> tuple[int, float]:
+    """Return the bytes that cross between host and GPU in a step, and a step's least seconds."""
+    run, recipe = found.run, found.recipe
+    crossing = candidates.link_bytes(recipe, shapes, bytes_to_host(run.trace))
+    flops = {recipe.precision: run.flops}
+    return crossing, least_seconds(found.gpu, flops, run.moved_bytes, crossing, run.sent_bytes)
 
 
 def bytes_to_host(trace: Trace) -> int:

@@ -6,19 +6,17 @@ Limits: axe finds what a program can; it says nothing about what is hard to unde
 """
 
 import json
-import re
 from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
 import pytest
 from attacks import ATTACKS, WITNESS
-from browsing import NARROW, ROOT, WIDE, hold_page, violations, watched
+from browsing import NARROW, WIDE, hold_page, violations, watched
 from fake_runs import fake_run, phantom_verdict, traced_run
 from lesson_files import notebook, result, run
 from nbformat.v4 import new_markdown_cell, new_output
 
-from labkit.cheat_sheet import export
 from labkit.course import claims, classroom, lesson_cards, report, session, verdicts
 from labkit.course.outcomes import Outcome
 from labkit.course.results import RESULT_MIME
@@ -195,46 +193,6 @@ def test_a_browser_runs_and_fetches_nothing_of_a_hostile_lesson(browser, tmp_pat
 
 
 # --- the other pages ---------------------------------------------------------------------------
-
-
-def test_the_cheat_sheet(sized, tmp_path, monkeypatch):
-    columns = ("technique", "peak", "when not to")
-    rows = (("06 checkpointing", "3 GiB", "Where arithmetic is short. " * 9),) * 3
-    made = [export.Section(name, "A note.", columns, rows) for name in ("All of it", "Order")]
-    monkeypatch.setattr(export, "sections", lambda sheet: made)
-    path = tmp_path / "sheet.html"
-    export.write_page(SimpleNamespace(date="2026-11-22T00:00", versions="torch 2"), path)
-    sized.goto(path.as_uri())
-    hold_page(sized, "cheat-sheet")
-
-
-def test_the_cheat_sheet_prints_on_one_side_of_paper(page, tmp_path, monkeypatch):
-    """With the README's tables, which are its own."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    begin, end = map(readme.index, export.MARKERS)
-    tables = {}
-    for line in readme[begin:end].splitlines():
-        if line.startswith(("| technique |", "| move |")):
-            rows = tables.setdefault(line, [])
-        elif line.startswith("| ") and "---" not in line:
-            rows.append(tuple(cell.strip() for cell in line.strip("| ").split(" | ")))
-    counts = ("claims of", "supported", "overstated", "understated", "wrong", "depends", "open")
-    tables[f"| {' | '.join(counts)} |"] = [
-        ("C GPU Memory Management for Deep Learning", *"123456")
-    ] * 6
-    made = [
-        export.Section(
-            "Heading", "A note. " * 30, tuple(line.strip("| ").split(" | ")), tuple(rows)
-        )
-        for line, rows in tables.items()
-    ]
-    assert [len(section.rows) > 5 for section in made] == [True] * 3
-    monkeypatch.setattr(export, "sections", lambda sheet: made)
-    path = tmp_path / "sheet.html"
-    export.write_page(SimpleNamespace(date="2026-11-22T00:00", versions="torch 2"), path)
-    page.goto(path.as_uri())
-    paper = page.pdf(prefer_css_page_size=True)
-    assert len(re.findall(rb"/Type */Page\b", paper)) == 1
 
 
 def test_the_page_of_a_class(sized, tmp_path):

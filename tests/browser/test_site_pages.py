@@ -9,9 +9,8 @@ import pytest
 from browsing import NARROW, WIDE, hold_page, shot
 from bs4 import BeautifulSoup
 from lesson_files import MACHINE, result
-from site_course import HOSTILE, PLAIN, SECTION, SHEET, WORD, write_course
+from site_course import HOSTILE, PLAIN, WORD, write_course
 
-from labkit.cheat_sheet import export
 from labkit.course import results
 from labkit.values import InputError
 
@@ -33,9 +32,8 @@ def site(tmp_path_factory):
     import make_site  # needs Sphinx
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "sections", lambda sheet: (SECTION,))
         patch.setattr(results, "result_folders", lambda: [folder / "recorded"])
-        assert make_site.make(folder / "course", folder / "out", SHEET) == 0  # and no warning
+        assert make_site.make(folder / "course", folder / "out") == 0  # and no warning
     return folder / "out"
 
 
@@ -107,7 +105,7 @@ def test_another_folder_is_not_replaced(site, tmp_path):
     import make_site
 
     with pytest.raises(InputError, match="holds something else than a site"):
-        make_site.make(site.parent / "course", tmp_path, SHEET)
+        make_site.make(site.parent / "course", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     assert make_site.main(["--course", str(tmp_path / "none")]) == 2
 
@@ -138,7 +136,7 @@ def test_a_word_is_searched_and_its_page_opened(page, site):
 @pytest.mark.parametrize(
     "name",
     [
-        *("index.html", LESSON, f"search.html?q={WORD}", "verdicts.html", "cheat-sheet.html"),
+        *("index.html", LESSON, f"search.html?q={WORD}", "verdicts.html"),
         *("results/README.html", "docs/CLOUDS.html"),
     ],
 )

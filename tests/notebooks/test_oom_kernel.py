@@ -92,9 +92,9 @@ assert (again.peak_bytes, again.losses) == (clean.peak_bytes, clean.losses), aga
 
 
 @pytest.fixture
-def kernel(monkeypatch, tmp_path):
+def kernel(monkeypatch):
     """This Python and this labkit behind the name ``python3``."""
-    with kernel_environment(tmp_path) as environment:
+    with kernel_environment() as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         yield

@@ -29,7 +29,9 @@ def guessed(monkeypatch):
             sent_bytes=10**9 * (recipe.ranks > 1),
         )
         fits = needed <= gpu.budget_bytes
-        return SimpleNamespace(recipe=recipe, peak_reserved_bytes=needed, fits=fits, run=run)
+        return SimpleNamespace(
+            recipe=recipe, gpu=gpu, peak_reserved_bytes=needed, fits=fits, run=run
+        )
 
     monkeypatch.setattr(search, "estimate", estimate)
     return asked

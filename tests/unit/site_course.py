@@ -3,13 +3,10 @@
 Limits: the notebooks are made up; only their names are those of lessons.
 """
 
-from types import SimpleNamespace
-
 import nbformat
 from lesson_files import notebook, result
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from labkit.cheat_sheet.export import Section
 from labkit.course import claims, session, verdicts
 from labkit.course.check import WIDGET_STATE
 from labkit.course.outcomes import Outcome, store
@@ -22,10 +19,6 @@ EVIL = "<script>window.owned = 1</script><img src=https://elsewhere.example/x on
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
     "rkJggg=="
-)
-SHEET = SimpleNamespace(date="2026-01-02T03:04:05+00:00", versions="torch 2.13.0")
-SECTION = Section(
-    "Techniques, each alone", "A note.", ("technique", "peak"), (("<i>LoRA</i>", "3"),)
 )
 
 

@@ -96,4 +96,4 @@ def test_every_command_works_away_from_a_clone(labkit):
 def test_the_two_that_take_long_work_there_too(labkit):
     assert "recipes simulated" in labkit("advise", "SmolLM2-135M", "--gpu", "t4")
     small = ("--model", "SmolLM2-135M", "--batch-size", "1", "--seq-len", "32")
-    assert "Page: " in labkit("cheat-sheet", *small)
+    assert "## Order of adoption" in labkit("cheat-sheet", *small)

@@ -6,23 +6,21 @@ from dataclasses import replace
 import course_pages
 import pytest
 from lesson_files import MACHINE, result
-from site_course import EVIL, HOSTILE, PLAIN, SECTION, SHEET, write_course
+from site_course import EVIL, HOSTILE, PLAIN, write_course
 
-from labkit.cheat_sheet import export
 from labkit.course import results
 from labkit.course.outcomes import Outcome, store
 from labkit.values import InputError
 
 
 @pytest.fixture
-def pages(tmp_path, monkeypatch):
+def pages(tmp_path):
     """A function that writes the pages of the small course; returns their folder."""
-    monkeypatch.setattr(export, "sections", lambda sheet: (SECTION,))
     write_course(tmp_path / "course")
 
     def write():
         folder = tmp_path / "pages"
-        assert course_pages.write_pages(tmp_path / "course", folder, SHEET) == [PLAIN, HOSTILE]
+        assert course_pages.write_pages(tmp_path / "course", folder) == [PLAIN, HOSTILE]
         return folder
 
     return write
@@ -61,9 +59,9 @@ def test_a_recorded_gpu_is_shown_by_name_versions_and_date(pages, monkeypatch, t
 
 def test_a_run_without_a_lesson_that_passed_makes_no_site(tmp_path):
     with pytest.raises(InputError, match="there is no folder"):
-        course_pages.write_pages(tmp_path / "none", tmp_path / "pages", SHEET)
+        course_pages.write_pages(tmp_path / "none", tmp_path / "pages")
     write_course(tmp_path / "course")
     for name in (PLAIN, HOSTILE):
         (tmp_path / "course" / f"{name}.json").unlink()
     with pytest.raises(InputError, match=r"no lesson in .* has passed"):
-        course_pages.write_pages(tmp_path / "course", tmp_path / "pages", SHEET)
+        course_pages.write_pages(tmp_path / "course", tmp_path / "pages")

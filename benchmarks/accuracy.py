@@ -3,6 +3,7 @@
     python benchmarks/accuracy.py                      # on the CPU: a tiny model
     python benchmarks/accuracy.py --gpu --out results  # on a CUDA machine: real sizes
     python -m labkit.phantom t4 benchmarks/accuracy.py --gpu  # the same on a GPU that is not there
+    python -m labkit.phantom a100-80gb benchmarks/accuracy.py --headlines --out results
     python -m labkit.phantom a100-80gb benchmarks/accuracy.py --fits --out results
     python benchmarks/accuracy.py --recorded           # what GPUs and phantoms recorded, in short
     python benchmarks/accuracy.py --only LoRA          # what has the text in its name
@@ -14,8 +15,9 @@ and ``max_memory_reserved``, against ``lab.estimate`` for that very GPU. Errors 
 cent of the truth: negative means that the estimate is too low. Their sizes are summed up by group,
 and every error beyond 1 % is listed with its cause where that is known. ``--out`` stores the table
 as JSON in ``<out>/<device>/accuracy.json``, with versions and date; that of a phantom goes to
-``<out>/phantom/<device>``. ``--fits`` tries some ways of training every model of the table of
-`labkit.fitting`, without the tracker, and stores ``fits.json``.
+``<out>/phantom/<device>``. Without the tracker, ``--headlines`` runs jobs that people ask for, some
+within the memory of a smaller GPU, and stores ``headlines.json``; ``--fits`` tries some ways of
+training every model of the table of `labkit.fitting`, and stores ``fits.json``.
 
 Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the GPU,
 what the GPU cannot do, or what fails there is listed, with the reason on standard error, and not
@@ -28,7 +30,8 @@ import math
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,6 +44,7 @@ import labkit as lab
 from benchmarks.setups import (
     CAUSES,
     GPU_RECIPES,
+    HEADLINES,
     SETUPS,
     SMALL_RECIPES,
     fits_recipes,
@@ -50,10 +54,10 @@ from labkit.fake.process_group import one_of
 from labkit.hardware import cuda, this_machine
 from labkit.hardware.catalogue import Gpu
 from labkit.hardware.this_machine import gpu_key, this_gpu
-from labkit.recording import benchmarks
 from labkit.recording.accuracy import (
     FILE,
     FITS_FILE,
+    HEADLINES_FILE,
     RECIPES_GROUP,
     SETUPS_GROUP,
     AccuracyTable,
@@ -82,14 +86,25 @@ def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
     return Row(name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes, group=group)
 
 
-def on_gpu(name: str, model: str, recipe: lab.Recipe, gpu: Gpu, *, track: bool = True) -> Row:
+def on_gpu(
+    name: str,
+    model: str,
+    recipe: lab.Recipe,
+    gpu: Gpu,
+    budget_bytes: int | None = None,
+    *,
+    track: bool = True,
+) -> Row:
     """What CUDA's allocator, the tracker and the estimate say of a recipe at real size.
 
-    The allocator is asked without the tracker, under which blocks may lie in other places.
+    The allocator is asked without the tracker, under which blocks may lie in other places. It may
+    take ``budget_bytes``; None: all that the GPU has.
     """
+    if budget_bytes is not None:
+        gpu = replace(gpu, usable_bytes=budget_bytes + gpu.context_bytes)
     simulated = lab.estimate(model, gpu=gpu, recipe=recipe).run
     experiment = lab.training(model, recipe)
-    with one_of(recipe.ranks):
+    with one_of(recipe.ranks), this_machine.pretend(budget_bytes=budget_bytes):
         run = lab.measure(experiment, track=False)
         if run.oom is not None:
             return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
@@ -115,14 +130,16 @@ def small_rows(only: str) -> Iterator[Row]:
         yield on_cpu(name, experiment, group)
 
 
-def large_rows(only: str, *, fits: bool = False) -> Iterator[Row]:
-    """The recipes at real size, on this CUDA machine."""
+def large_rows(only: str, file: str = FILE) -> Iterator[Row]:
+    """The recipes of ``file``, at real size, on this CUDA machine."""
     gpu = this_gpu()
-    recipes = fits_recipes(gpu) if fits else GPU_RECIPES
+    recipes: Mapping[str, tuple] = GPU_RECIPES
+    if file != FILE:
+        recipes = HEADLINES if file == HEADLINES_FILE else fits_recipes(gpu)
     for name in _bar([name for name in recipes if only in name.lower()]):
-        model, recipe = recipes[name]
+        model, recipe, *budget = recipes[name]
         try:
-            row = on_gpu(name, model, recipe, gpu, track=not fits)
+            row = on_gpu(name, model, recipe, gpu, *budget, track=file == FILE)
         except InputError as error:  # what this GPU cannot do, or a library that is missing
             tqdm.write(f"{name}: {error}", file=sys.stderr)
             row = Row(name, None, None, None)
@@ -283,57 +300,31 @@ def recorded_table(folder: Path = RESULTS) -> str:
 
 
 def headlines_table(folder: Path = RESULTS) -> str:
-    """What GPUs and phantoms recorded of the benchmarks: a row for each recipe, a column each."""
-    gpus = benchmarks.recorded(folder)
-    gpus = dict(sorted(gpus.items(), key=lambda found: found[1][0].phantom))
-    names = [found[0].where for found in gpus.values()]
+    """What GPUs and phantoms recorded of the headlines: a row for each job, a column each."""
+    tables = sorted(recorded(folder, HEADLINES_FILE).values(), key=lambda table: table.phantom)
+    rows = [row for table in tables for row in table.rows]
+    found = {(table.where, row.setup): _headline(row) for table in tables for row in table.rows}
+    names = [table.where for table in tables]
     lines = [
         HEADLINE_MARKERS[0],
         _cells(["job", *names]),
         _cells(["---"] + ["---:"] * len(names)),
     ]
-    entries = {
-        (gpu, result.benchmark.name, entry.label): entry
-        for gpu, results in gpus.items()
-        for result in results
-        for entry in result.entries
-    }
-    for benchmark in benchmarks.BENCHMARKS.values():
-        for label, recipe in benchmark.recipes:
-            cells = [_job(benchmark, label, recipe)]
-            for gpu in gpus:
-                cells.append(_headline(benchmark, entries.get((gpu, benchmark.name, label))))
-            lines.append(_cells(cells))
-    errors = {
-        "allocated": [entry.peak_error_percent for entry in entries.values()],
-        "reserved": [entry.reserved_error_percent for entry in entries.values()],
-    }
-    worst = ", ".join(
-        f"{max((error for error in found if error is not None), key=abs, default=0):+.2f} % {kind}"
-        for kind, found in errors.items()
-    )
-    lines += ["", f"Worst of the estimates: {worst}.", HEADLINE_MARKERS[1]]
-    return "\n".join(lines)
+    for setup in sorted({row.setup for row in rows}):
+        lines.append(_cells([setup, *(found.get((name, setup), "–") for name in names)]))
+    worst = summary(rows)["maximum"]
+    allocated, reserved = (_per_cent(worst[key], sign="") for key in ("simulated", "reserved"))
+    lines += ["", f"Worst of the estimates: {allocated} allocated, {reserved} reserved."]
+    return "\n".join([*lines, HEADLINE_MARKERS[1]])
 
 
-def _job(benchmark: benchmarks.Benchmark, label: str, recipe: lab.Recipe) -> str:
-    within = f" within {format_bytes(benchmark.budget_bytes)}" if benchmark.budget_bytes else ""
-    rows = f", {recipe.batch_size} × {recipe.seq_len:,}"
-    if benchmark.largest_batch:
-        rows = f", largest batch of {recipe.seq_len:,}"
-    elif recipe.accumulate > 1:
-        rows += f", × {recipe.accumulate}"
-    return f"{benchmark.model}{within}, {label}{rows}"
-
-
-def _headline(benchmark: benchmarks.Benchmark, entry: benchmarks.Entry | None) -> str:
-    """What was allocated and reserved at most, in GiB, after the batch that was looked for."""
-    if entry is None:
+def _headline(row: Row) -> str:
+    """What was allocated and reserved at most, in GiB."""
+    if row.simulated_bytes is None:  # this GPU cannot run it
         return "–"
-    if not entry.fitted:
+    if row.truth_bytes is None:
         return "does not fit"
-    batch = f"{entry.recipe.batch_size}: " if benchmark.largest_batch else ""
-    return f"{batch}{entry.run.peak_bytes / GIB:.3g} / {entry.run.reserved_bytes / GIB:.3g}"
+    return f"{row.truth_bytes / GIB:.3g} / {row.reserved_bytes / GIB:.3g}"
 
 
 def store(rows: list[Row], folder: Path, file: str = FILE) -> Path:
@@ -352,8 +343,12 @@ def store(rows: list[Row], folder: Path, file: str = FILE) -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", action="store_true", help="real sizes, on this CUDA machine")
-    parser.add_argument("--fits", action="store_true", help="some ways of every model of the table")
+    for option, file, what in (
+        ("--gpu", FILE, "real sizes, on this CUDA machine"),
+        ("--headlines", HEADLINES_FILE, "jobs that people ask for, on it"),
+        ("--fits", FITS_FILE, "some ways of every model of the table, on it"),
+    ):
+        parser.add_argument(option, dest="file", action="store_const", const=file, help=what)
     parser.add_argument("--only", default="", metavar="TEXT", help="what is named like this")
     parser.add_argument("--out", type=Path, metavar="DIR", help="store the table as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print the table for README")
@@ -363,14 +358,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(recorded_table(), headlines_table(), sep="\n")
         return 0
     here = this_machine.machine()
-    if (options.gpu or options.fits) and not here.can_measure:
-        print(f"--gpu and --fits need a CUDA machine. {here.note}", file=sys.stderr)
+    if options.file and not here.can_measure:
+        print(f"--gpu, --headlines and --fits need a CUDA machine. {here.note}", file=sys.stderr)
         return 2
     # bitsandbytes says at every layer that it computes in half precision, and pages on GPUs only.
     warnings.filterwarnings("ignore", "MatMul8bitLt|Paged optimizers")
     only = options.only.lower()
-    large = options.gpu or options.fits
-    rows = list(large_rows(only, fits=options.fits) if large else small_rows(only))
+    rows = list(large_rows(only, options.file) if options.file else small_rows(only))
     if not rows:
         print(f"nothing is named like {options.only!r}", file=sys.stderr)
         return 2
@@ -378,7 +372,7 @@ def main(arguments: list[str] | None = None) -> int:
     machine = f"{here.name}, {versions}, {datetime.now(UTC):%Y-%m-%d}"
     print(markdown(rows, machine) if options.markdown else f"{machine}\n{table(rows)}")
     if options.out is not None:
-        path = store(rows, options.out, FITS_FILE if options.fits else FILE)
+        path = store(rows, options.out, options.file or FILE)
         print(f"stored in {path}", file=sys.stderr)
     return 0
 

@@ -1,7 +1,8 @@
 """What the tests and the benchmarks hold to PyTorch's own allocator: recipes and set-ups.
 
 ``SMALL_RECIPES`` and ``GPU_RECIPES`` are recipes that between them use every technique, on a tiny
-model and at real size. ``fits_recipes`` are of all models of the table of `labkit.fitting`.
+model and at real size. ``HEADLINES`` are jobs that people ask for. ``fits_recipes`` are of all
+models of the table of `labkit.fitting`.
 ``SETUPS`` are small training loops written as people write them, with what else the tracker must
 understand. ``CAUSES`` says why one of them misses by more than a per cent.
 
@@ -20,11 +21,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from labkit.fitting.build import longest_of, ways
 from labkit.fitting.lookup import table
 from labkit.fitting.table import USUAL_LENGTH
+from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config
 from labkit.plan.candidates import least_bytes
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
+from labkit.values import format_bytes
 
 SETUPS: dict[str, Callable[..., Iterator[torch.Tensor]]] = {}
 
@@ -238,6 +241,48 @@ GPU_RECIPES: dict[str, tuple[str, Recipe]] = _named(
         _llama("3.1-8B", ranks=8, seq_len=1024, precision="bf16", checkpointing=True),
     ]
 )
+
+
+_FRUGAL = {"checkpointing": True, "chunked_loss": True}
+_FRUGAL_QLORA = {**_FRUGAL, "lora": 16, "quantize": "nf4-double", "optimizer": "adamw8bit"}
+_8B_FULL = {**_FRUGAL, "optimizer": "adafactor", "optimizer_in_backward": True}
+_4090, _H100, _T4 = (catalogue.gpu(key).budget_bytes for key in ("rtx-4090", "h100", "t4"))
+_48GB = 47463129088  # 48e9 less the CUDA context; GPUs sold as 48 GB report 44 to 47.5 GiB
+_AMP = {"seq_len": 512, "precision": "amp-fp16"}
+#: Model, recipe, and how many bytes PyTorch's allocator may take; None for all of the GPU. The
+#: batches within a T4's memory are the largest that fit there.
+_JOBS: list[tuple[str, Recipe, int | None]] = [
+    ("Llama-3.1-8B", Recipe(batch_size=2, precision="bf16", **_8B_FULL), _4090),
+    ("Llama-2-70B", Recipe(batch_size=4, seq_len=2048, precision="bf16", **_FRUGAL_QLORA), _H100),
+    ("Llama-2-70B", Recipe(precision="bf16", **_FRUGAL_QLORA), _48GB),
+    ("SmolLM2-135M", Recipe(batch_size=16, attention="eager"), None),
+    (
+        "SmolLM2-135M",
+        Recipe(accumulate=16, precision="amp-bf16", attention="eager", **_FRUGAL),
+        None,
+    ),
+    (
+        "SmolLM2-135M",
+        Recipe(accumulate=16, precision="bf16", attention="eager", **_FRUGAL_QLORA),
+        None,
+    ),
+    ("Qwen2.5-0.5B", Recipe(batch_size=3, seq_len=512, attention="eager"), _T4),
+    ("Qwen2.5-0.5B", Recipe(batch_size=3, attention="eager", **_AMP), _T4),
+    ("Qwen2.5-0.5B", Recipe(batch_size=3, **_AMP), _T4),
+    ("Qwen2.5-0.5B", Recipe(batch_size=6, checkpointing=True, **_AMP), _T4),
+    ("Qwen2.5-0.5B", Recipe(batch_size=59, **_FRUGAL, **_AMP), _T4),
+    ("Qwen2.5-0.5B", Recipe(batch_size=78, optimizer="adamw8bit", **_FRUGAL, **_AMP), _T4),
+    ("Llama-3.1-8B", Recipe(seq_len=2048, precision="bf16", checkpointing=True, ranks=8), None),
+]
+#: The jobs by name.
+HEADLINES: dict[str, tuple[str, Recipe, int | None]] = {
+    f"{model}{f' within {format_bytes(within)}' if within else ''}, {recipe}": (
+        model,
+        recipe,
+        within,
+    )
+    for model, recipe, within in _JOBS
+}
 
 
 def fits_recipes(gpu: Gpu) -> dict[str, tuple[str, Recipe]]:

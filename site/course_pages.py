@@ -25,7 +25,7 @@ from labkit.course import report, results
 from labkit.course.lessons import read_notebook
 from labkit.course.outcomes import Outcome, read_outcomes, stored_result
 from labkit.course.results import Result
-from labkit.recording import accuracy, benchmarks
+from labkit.recording import accuracy
 from labkit.support import html_pages
 from labkit.values import InputError
 
@@ -253,7 +253,7 @@ def _write_results(folder: Path) -> None:
     """The README of the results, with the table of who recorded."""
     path = folder / "results" / "README.md"
     rows = _recorded_gpus()
-    columns = ("GPU", "Recorded", "Lessons", "Headline runs", "Accuracy matrix", "Versions")
+    columns = ("GPU", "Recorded", "Lessons", "Accuracy matrix", "Versions")
     table = html_pages.table("GPUs recorded", columns, rows) if rows else f"<p>{NOT_YET}</p>"
     head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
     _write(path, f"{head}\n\n{_made(table)}\n\n{rest}")
@@ -261,11 +261,11 @@ def _write_results(folder: Path) -> None:
 
 def _recorded_gpus() -> list[tuple[str, ...]]:
     """A row for each GPU that has recorded; its versions are those of its newest record."""
-    lessons, runs, tables = results.all_recorded(), benchmarks.recorded(), accuracy.recorded()
+    lessons, tables = results.all_recorded(), accuracy.recorded()
     rows = []
-    for gpu in {*lessons, *runs, *tables}:
+    for gpu in {*lessons, *tables}:
         table = tables.get(gpu)
-        records = [*lessons.get(gpu, []), *runs.get(gpu, []), *([table] if table else [])]
+        records = [*lessons.get(gpu, []), *([table] if table else [])]
         records.sort(key=lambda record: record.date)
         first, newest = records[0], records[-1]
         dates = dict.fromkeys([first.date[:10], newest.date[:10]])
@@ -274,7 +274,6 @@ def _recorded_gpus() -> list[tuple[str, ...]]:
                 newest.machine["name"],
                 " to ".join(dates),
                 str(len(lessons.get(gpu, []))),
-                ", ".join(run.benchmark.name for run in runs.get(gpu, [])) or "–",
                 f"{len(table.rows)} recipes and set-ups" if table else "–",
                 results.versions_text(newest.machine, DECISIVE),
             )

@@ -1,12 +1,11 @@
 """``labkit record``: store what this machine's GPU gives, in ``results/<gpu>/``.
 
-Without a choice it records all three parts: every lesson at GPU size, the accuracy matrix, the
-benchmarks. What is recorded already is skipped, so that the same command continues an interrupted
-recording. ``--check`` validates recordings, as CI does.
+Without a choice it records every lesson at GPU size and the accuracy matrix. What is recorded
+already is skipped, so that the same command continues an interrupted recording. ``--check``
+validates recordings, as CI does.
 
 Exit codes: 0 all that was asked for is recorded, or valid; 1 something failed, or is not valid; 2
-bad input or no GPU; 130 Ctrl-C. What this GPU cannot do (pretend to
-be a larger one) is a failure only if it was asked for by name.
+bad input or no GPU; 130 Ctrl-C.
 
 Limits: needs CUDA or ROCm, but for ``--check``; ``--phantom`` needs PyTorch's CUDA build. One GPU,
 the current one.
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.cli import tables
-from labkit.values import InputError, format_bytes, one_of, positive_int
+from labkit.values import InputError, positive_int
 
 RECORD_FOLDER = Path("build/record")
-COLUMNS = ("Run", "Batch", "Peak", "Error", "Reserved", "Error", "Tokens/s", "Last loss")
 
 
 def add_command(commands: Any) -> None:
@@ -29,12 +27,11 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "record",
         help="store what this machine's GPU gives (CUDA only)",
-        description="Without --lessons, --accuracy or --headlines, all three are recorded.",
+        description="Without --lessons or --accuracy, both are recorded.",
     )
     option = parser.add_argument
     option("--lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
     option("--accuracy", action="store_true", help="accuracy matrix (benchmarks/accuracy.py)")
-    option("--headlines", nargs="*", metavar="NAME", help="benchmarks (default: all)")
     phantom = "record in results/phantom/<gpu> what a GPU that is not there gives: a100-80gb"
     option("--phantom", metavar="GPU", help=phantom)
     option("--again", action="store_true", help="record also what is recorded already")
@@ -54,7 +51,7 @@ def _record(options: argparse.Namespace) -> int:
         restart_on(options.phantom)  # before PyTorch, which needs the libraries to be imported
     from labkit.course import lessons, runner
     from labkit.hardware import this_machine
-    from labkit.recording import benchmarks, recorder
+    from labkit.recording import accuracy, recorder
 
     here = this_machine.machine()
     if not here.can_measure:
@@ -62,12 +59,9 @@ def _record(options: argparse.Namespace) -> int:
             f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
             f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
         )
-    if options.lessons is None and options.headlines is None and not options.accuracy:
-        options.lessons, options.headlines, options.accuracy = [], [], True
+    if options.lessons is None and not options.accuracy:
+        options.lessons, options.accuracy = [], True
     chosen = [] if options.lessons is None else lessons.find(options.lessons)
-    names = [one_of(name, benchmarks.BENCHMARKS, "headline") for name in options.headlines or ()]
-    if options.headlines == []:
-        names = list(benchmarks.BENCHMARKS)
     if options.accuracy:
         recorder.accuracy_script()
     timeout_seconds = positive_int(options.timeout, "--timeout")
@@ -86,49 +80,14 @@ def _record(options: argparse.Namespace) -> int:
             code = tables.finish(course)
         if course.interrupted:
             return code
-    parts = [ours.accuracy()] if options.accuracy else []
-    parts += [_benchmark(ours, name) for name in dict.fromkeys(names)]
+    files = (accuracy.FILE, accuracy.HEADLINES_FILE) if options.accuracy else ()
+    parts = [ours.accuracy(file) for file in files]
     if parts:
         rows = [(part.name, part.status, f"{part.seconds:.1f}") for part in parts]
         tables.print_table(("Part", "Status", "Seconds"), rows)
     print(f"Results: {target.resolve()}")
-    bad = {recorder.FAILED, recorder.NOT_HERE} if options.headlines else {recorder.FAILED}
-    failed = ours.ran_elsewhere or any(part.status in bad for part in parts)
+    failed = ours.ran_elsewhere or any(part.status == recorder.FAILED for part in parts)
     return 1 if failed else code
-
-
-def _benchmark(recorder: Any, name: str) -> Any:
-    """Record one benchmark and print what it gave."""
-    from labkit.recording import benchmarks
-    from labkit.recording.recorder import RECORDED, SKIPPED
-
-    benchmark = benchmarks.BENCHMARKS[name]
-    print(f"{name}: {benchmark.shows}")
-    part = recorder.benchmark(benchmark)
-    path = recorder.target / benchmark.file
-    if part.status in (RECORDED, SKIPPED):
-        tables.print_table(COLUMNS, [_row(entry) for entry in benchmarks.load(path).entries])
-    return part
-
-
-def _row(entry: Any) -> Sequence[str]:
-    run, recipe = entry.run, entry.recipe
-    passes = f" × {recipe.accumulate}" if recipe.accumulate > 1 else ""
-    reserved, speed = run.reserved_bytes, entry.tokens_per_second
-    return (
-        entry.label,
-        f"{recipe.batch_size}{passes}",
-        format_bytes(run.peak_bytes) if entry.fitted else "no fit",
-        _percent(entry.peak_error_percent),
-        format_bytes(reserved) if reserved is not None and entry.fitted else "–",
-        _percent(entry.reserved_error_percent),
-        f"{speed:,.0f}" if speed else "–",
-        f"{run.losses[-1]:.2f}" if run.losses else "–",
-    )
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f} %"
 
 
 def _check(folders: Sequence[Path], out: Path) -> int:

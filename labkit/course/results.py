@@ -118,16 +118,19 @@ class Result(Recorded):
 
     @classmethod
     def from_dict(cls, record: Any) -> "Result":
-        """Read back what ``to_dict`` wrote; an `InputError` names a field that is wrong."""
+        """Read back what ``to_dict`` wrote; an `InputError` names what is wrong or impossible."""
         if isinstance(record, Mapping) and isinstance(record.get("runs"), list):
-            record = {**record, "runs": [read_run(run) for run in record["runs"]]}
-        return read_record(cls, record, "a result")
+            record = {**record, "runs": [_read_run(run) for run in record["runs"]]}
+        found = read_record(cls, record, "a result")
+        for number, run in enumerate(found.runs, 1):
+            for problem in impossible(run):
+                raise InputError(f"run {number} ({run.name}): {problem}")
+        return found
 
     def broken_invariants(self) -> list[str]:
-        """Return one sentence for each thing that cannot be true of a real result."""
+        """Return one sentence for each thing that is wrong with the verdicts, or if no run is
+        there."""
         broken = [] if self.runs else ["the result holds no runs"]
-        for number, run in enumerate(self.runs, 1):
-            broken += [f"run {number} ({run.name}): {problem}" for problem in impossible(run)]
         for judgement in self.judgements:
             broken += _misjudged(judgement)
         judged = Counter(judgement["id"] for judgement in self.judgements)
@@ -170,7 +173,7 @@ def _misjudged(judgement: JudgementRecord) -> list[str]:
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def read_run(record: Any) -> Run:
+def _read_run(record: Any) -> Run:
     """Read the run of which ``plain(run.to_dict())`` was stored; raises as ``Run.from_dict``."""
     losses = record.get("losses") if isinstance(record, Mapping) else None
     if isinstance(losses, list):
@@ -233,13 +236,10 @@ def result_folders() -> list[Path]:
 
 
 def load_recorded(path: Path) -> Result:
-    """Read ``<gpu>/<lesson>.json``; refuse it if of another lesson, or if a run cannot be."""
+    """Read ``<gpu>/<lesson>.json``; refuse it if it is of another lesson."""
     found = load(path)
     if found.lesson != path.stem:
         raise InputError(f"{path} holds a result of lesson {found.lesson!r}")
-    for number, run in enumerate(found.runs, 1):
-        for problem in impossible(run):
-            raise InputError(f"{path}: run {number} ({run.name}): {problem}")
     return found
 
 

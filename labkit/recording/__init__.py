@@ -1,1 +1,1 @@
-"""Record lessons, benchmarks and accuracy on a real GPU."""
+"""Record lessons and accuracy on a real GPU."""

@@ -1,7 +1,8 @@
 """Tables of how far simulating and tracking are from what the allocator says, read back from files.
 
-``benchmarks/accuracy.py`` measures and writes them as ``results/<gpu>/accuracy.json``; as
-``fits.json`` beside it what it tried of the table of `labkit.fitting`.
+``benchmarks/accuracy.py`` measures and writes them as ``results/<gpu>/accuracy.json``. Beside it
+are jobs that people ask for, as ``headlines.json``, and what was tried of the table of
+`labkit.fitting`, as ``fits.json``.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from labkit.course.results import Date, MachineFields, Recorded, read_folders
 from labkit.support.files import read_file
 from labkit.values import read_record
 
-FILE, FITS_FILE = "accuracy.json", "fits.json"
+FILE, HEADLINES_FILE, FITS_FILE = FILES = ("accuracy.json", "headlines.json", "fits.json")
 RECIPES_GROUP, SETUPS_GROUP = "recipes", "set-ups"
 Text = Annotated[str, Meta(min_length=1, max_length=300)]
 Bytes = Annotated[int, Meta(gt=0, lt=1 << 60)]

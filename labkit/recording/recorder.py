@@ -1,20 +1,19 @@
 """Recording what this machine's GPU gives: `labkit record` without its command line.
 
-A ``Recorder`` measures lessons, benchmarks and the accuracy matrix, each in a separate process, and
-writes every record to ``results/<gpu>/`` atomically, as soon as it is there. What is there already
-is skipped, so that an interrupted recording continues.
+A ``Recorder`` measures lessons and the accuracy matrix, each in a separate process, and writes
+every record to ``results/<gpu>/`` atomically, as soon as it is there. What is there already is
+skipped, so that an interrupted recording continues.
 
 Limits: a change of versions, of a lesson or of labkit is not noticed; ``again`` records anew. The
 accuracy matrix is in ``benchmarks/``, which is not installed.
 """
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,17 +23,15 @@ from labkit.course import outcomes, results, runner
 from labkit.course.lessons import Lesson
 from labkit.course.outcomes import Outcome
 from labkit.hardware.this_machine import Machine
-from labkit.recording import accuracy, benchmarks
-from labkit.recording.benchmark_worker import CANNOT
-from labkit.recording.benchmarks import Benchmark
+from labkit.recording import accuracy
 from labkit.support.files import PACKAGE, write_atomic
 from labkit.values import InputError
 
-RECORDED, SKIPPED, NOT_HERE, FAILED = "recorded", "recorded before", "not possible here", "failed"
+RECORDED, SKIPPED, FAILED = "recorded", "recorded before", "failed"
 
 
 class Part(NamedTuple):
-    """How the recording of one benchmark, or of the accuracy matrix, went."""
+    """How the recording of one file of the accuracy matrix went."""
 
     name: str
     status: str
@@ -46,7 +43,7 @@ class Recorder:
     """Records on this machine into ``target``, ``results/<gpu>``.
 
     ``work`` is for executed notebooks and logs; both folders exist. ``again`` records also what is
-    recorded already. The time limit is for each lesson, each benchmark and the accuracy matrix.
+    recorded already. The time limit is for each lesson and each file of the accuracy matrix.
     ``ran_elsewhere`` is not recorded because another machine ran it, or no GPU did.
     """
 
@@ -84,38 +81,25 @@ class Recorder:
             on_done=store,
         )
 
-    def benchmark(self, benchmark: Benchmark) -> Part:
-        """Run one benchmark in a separate process, and store its result."""
-        path = self.work / "parts" / benchmark.file
-        module, record = "labkit.recording.benchmark_worker", json.dumps(asdict(benchmark))
-        command = [sys.executable, "-P", "-m", module, record, str(path)]
-        return self._part(benchmark.name, command, path, benchmarks.load)
-
-    def accuracy(self) -> Part:
-        """Run the accuracy matrix in a separate process, and store its table."""
-        folder = self.work / "parts" / "accuracy"
-        path = (
-            folder / ("phantom" if self.machine.phantom else "") / self.target.name / accuracy.FILE
-        )
-        command = [sys.executable, "-P", str(accuracy_script()), "--gpu", "--out", str(folder)]
-        return self._part("accuracy", command, path, accuracy.load)
-
-    def _part(
-        self, name: str, command: Sequence[str], path: Path, load: Callable[[Path], Any]
-    ) -> Part:
-        """Run ``command``, which writes ``path``, and store that file if it can be loaded."""
-        if self._is_recorded(path.name, load):
+    def accuracy(self, file: str = accuracy.FILE) -> Part:
+        """Run the recipes of ``file`` in a separate process, and store their table there."""
+        name = file.removesuffix(".json")
+        if self._is_recorded(file, accuracy.load):
             return Part(name, SKIPPED, 0.0)
         started = time.monotonic()
+        folder = self.work / "parts"  # apart from the outcomes of lessons
+        path = folder / ("phantom" if self.machine.phantom else "") / self.target.name / file
         path.unlink(missing_ok=True)
-        log = self.work / "parts" / f"{name}.log"  # apart from the outcomes of lessons
+        log = folder / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
+        option = "--headlines" if file == accuracy.HEADLINES_FILE else "--gpu"
+        command = [sys.executable, "-P", str(accuracy_script()), option, "--out", str(folder)]
         code, why = run_process(command, log, self.timeout_seconds)
-        status = NOT_HERE if code == CANNOT else FAILED
+        status = FAILED
         if code == 0:
             try:
-                if self._ran_here(name, load(path)):
-                    write_atomic(self.target / path.name, path.read_text(encoding="utf-8"))
+                if self._ran_here(name, accuracy.load(path)):
+                    write_atomic(self.target / file, path.read_text(encoding="utf-8"))
                     status = RECORDED
             except InputError as error:
                 tqdm.write(f"{name}: {error}")

@@ -10,9 +10,8 @@ from pathlib import Path
 from labkit.course import results
 from labkit.course.results import Result
 from labkit.hardware.this_machine import gpu_key
-from labkit.recording import accuracy, benchmarks
+from labkit.recording import accuracy
 from labkit.recording.accuracy import AccuracyTable
-from labkit.recording.benchmarks import BenchmarkResult
 from labkit.values import InputError
 
 
@@ -45,9 +44,7 @@ def _record_problems(path: Path) -> Iterator[str]:
         yield from record.broken_invariants()
 
 
-def _load(path: Path) -> Result | BenchmarkResult | AccuracyTable:
-    if path.name in (accuracy.FILE, accuracy.FITS_FILE):
+def _load(path: Path) -> Result | AccuracyTable:
+    if path.name in accuracy.FILES:
         return accuracy.load(path)
-    if path.name.startswith("headline-"):
-        return benchmarks.load(path)
     return results.load_recorded(path)

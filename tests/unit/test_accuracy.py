@@ -12,7 +12,7 @@ import torch
 import labkit as lab
 from benchmarks import accuracy
 from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, Row, markdown, summary, table
-from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
+from benchmarks.setups import GPU_RECIPES, HEADLINES, SETUPS, SMALL_RECIPES, tiny_config
 from labkit.fake.mode import fake_tensors
 from labkit.hardware import catalogue, this_machine
 from labkit.measurement import allocator_peak, cpu_record
@@ -100,6 +100,16 @@ def test_the_recipes_at_real_size_suit_a_gpu_of_24_gb():
         assert find_config(model)[0] == model
 
 
+def test_every_headline_can_be_run_on_an_h200():
+    """And on the GPU whose memory is its limit."""
+    gpus = {gpu.budget_bytes: gpu for gpu in catalogue.gpus()}
+    for model, recipe, within in HEADLINES.values():
+        recipe.check(catalogue.gpu("h200"))
+        recipe.check(gpus.get(within, catalogue.gpu("h200")))
+        assert find_config(model)[0] == model
+        assert recipe.offload == "none"  # CPU memory would hold what the GPU should
+
+
 def test_a_recipe_on_the_cpu_gives_a_row():
     recipe = Recipe(batch_size=2, seq_len=32, optimizer="sgd", checkpointing=True)
     row = accuracy.on_cpu("it", lab.training(tiny_config(), recipe), RECIPES_GROUP)
@@ -114,7 +124,7 @@ def test_a_recipe_that_fails_on_the_gpu_costs_only_its_own_row(monkeypatch, caps
     first, second, third = list(GPU_RECIPES)[:3]
     good = Row(third, 10, 10, 10)
 
-    def on_gpu(name, model, recipe, card, track):
+    def on_gpu(name, model, recipe, card, *, track):
         if name == first:
             raise RuntimeError("CUDA error: no kernel image")
         if name == second:
@@ -136,7 +146,10 @@ def test_on_a_gpu_the_estimate_is_held_to_the_measured_steps(monkeypatch):
     measured = lab.measure(lab.training(tiny_config(), recipe))
     truth = {"reserved_bytes": 100 * MIB, "step_peaks_bytes": (60 * MIB, 90 * MIB)}
 
+    limits = []
+
     def measure(experiment, *, steps=4, track=True):
+        limits.append(this_machine.current_budget_bytes())
         return measured if track else replace(measured, trace=None, **truth)
 
     monkeypatch.setattr(lab, "measure", measure)
@@ -144,6 +157,9 @@ def test_on_a_gpu_the_estimate_is_held_to_the_measured_steps(monkeypatch):
     found = lab.estimate(tiny_config(), gpu=card, recipe=recipe)
     peaks = 90 * MIB, measured.trace.peak_bytes, found.peak_allocated_bytes
     assert row == Row("it", *peaks, 100 * MIB, found.peak_reserved_bytes)
+    row = accuracy.on_gpu("it", tiny_config(), recipe, card, 128 * MIB, track=False)
+    assert row == Row("it", peaks[0], None, peaks[2], 100 * MIB, found.peak_reserved_bytes)
+    assert limits == [None, None, 128 * MIB]
 
 
 # --- its tables ---------------------------------------------------------------------------------

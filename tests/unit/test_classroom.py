@@ -192,7 +192,7 @@ def test_hostile_names_and_texts_are_escaped(tmp_path):
     [
         (b"{", "is not a result we can read"),
         (b"\xff\xfe\xff", "is not a result we can read"),
-        (text(runs=(run(reserved_bytes=1),)).encode(), "its run 'baseline' cannot be: it reserved"),
+        (text(runs=(run(reserved_bytes=1),)).encode(), "run 1 (baseline): it reserved"),
         (b"\0" * (LARGEST_FILE_BYTES + 1), "larger than 20.0 MiB"),
     ],
     ids=["json", "bytes", "impossible", "large"],

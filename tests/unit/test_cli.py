@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from lesson_files import run, write_lesson
+from lesson_files import write_lesson
 
 import labkit
 from labkit import doctor
@@ -15,10 +15,8 @@ from labkit.course.lessons import find
 from labkit.course.outcomes import Outcome
 from labkit.hardware import this_machine
 from labkit.hardware.catalogue import GPUS
-from labkit.recording import benchmarks, recorder
-from labkit.recording.benchmarks import BENCHMARKS, BenchmarkResult, Entry
-from labkit.recording.recorder import FAILED, NOT_HERE, RECORDED, Part
-from labkit.values import MIB
+from labkit.recording import recorder
+from labkit.recording.recorder import FAILED, RECORDED, Part
 
 
 @pytest.fixture
@@ -130,8 +128,8 @@ def gpu_machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """What `labkit record` asks of its recorder; ``statuses`` are those of its parts by name."""
-    calls = SimpleNamespace(lessons=None, parts=[], statuses={}, made=None, course="passed")
+    """What `labkit record` asks of its recorder; ``status`` is that of its parts."""
+    calls = SimpleNamespace(lessons=None, parts=[], status=RECORDED, made=None, course="passed")
 
     class Fake(recorder.Recorder):
         def __init__(self, *arguments, **options):
@@ -143,15 +141,9 @@ def recorded(monkeypatch):
             made = tuple(Outcome(each.number, each.name, "T", calls.course) for each in lessons)
             return runner.Course(made, self.work, calls.course == "interrupted")
 
-        def accuracy(self):
-            return self._part("accuracy")
-
-        def benchmark(self, benchmark):
-            return self._part(benchmark.name)
-
-        def _part(self, name):
-            calls.parts.append(name)
-            return Part(name, calls.statuses.get(name, NOT_HERE), 1.5)
+        def accuracy(self, file):
+            calls.parts.append(file)
+            return Part(file, calls.status, 1.5)
 
     monkeypatch.setattr(recorder, "Recorder", Fake)
     monkeypatch.setattr(
@@ -163,7 +155,6 @@ def recorded(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--headlines", "stak"], "unknown headline 'stak'. Did you mean 'stack'?"),
         (["--lessons", "no_such"], "unknown lesson 'no_such'"),
         (["--accuracy"], "run `labkit record` from a checkout"),
         (["06"], "unrecognized arguments: 06"),
@@ -177,16 +168,14 @@ def test_record_refuses_before_it_measures(
     assert recorded.made is None
 
 
-def test_without_a_choice_all_three_parts_are_recorded(capsys, gpu_machine, recorded):
-    assert main.main(["record"]) == 0  # what a card cannot do is no failure unless it was named
+def test_without_a_choice_all_is_recorded(capsys, gpu_machine, recorded):
+    assert main.main(["record"]) == 0
     assert recorded.lessons == [lesson.name for lesson in find()]
-    assert recorded.parts == ["accuracy", *BENCHMARKS]
+    assert recorded.parts == ["accuracy.json", "headlines.json"]
     assert recorded.made.target == Path("results/h200")
     assert recorded.made.work == Path("build/record/h200")
     assert recorded.made.again is False
-    printed = capsys.readouterr().out
-    assert "Results: " in printed
-    assert "not possible here" in printed
+    assert "Results: " in capsys.readouterr().out
     assert not list(Path("results").rglob("*.lock"))
 
 
@@ -195,9 +184,7 @@ def test_without_a_choice_all_three_parts_are_recorded(capsys, gpu_machine, reco
     [
         (["--lessons"], "all", []),
         (["--lessons", "06", "23"], ["06_gradient_checkpointing", "23_fit_your_model"], []),
-        (["--headlines"], None, list(BENCHMARKS)),
-        (["--headlines", "stack", "--accuracy"], None, ["accuracy", "stack"]),
-        (["--headlines", "stack", "stack"], None, ["stack"]),
+        (["--accuracy"], None, ["accuracy.json", "headlines.json"]),
     ],
 )
 def test_parts_can_be_chosen(gpu_machine, recorded, arguments, lessons, parts):
@@ -206,17 +193,9 @@ def test_parts_can_be_chosen(gpu_machine, recorded, arguments, lessons, parts):
     assert (recorded.lessons, recorded.parts) == (names, parts)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "statuses", "code"),
-    [
-        (["--accuracy"], {"accuracy": FAILED}, 1),
-        (["--headlines"], {"t4-batches": NOT_HERE}, 0),
-        (["--headlines", "stack"], {"stack": NOT_HERE}, 1),
-    ],
-)
-def test_exit_codes_of_record(gpu_machine, recorded, arguments, statuses, code):
-    recorded.statuses = statuses
-    assert main.main(["record", *arguments]) == code
+def test_a_part_that_failed_is_an_exit_code(gpu_machine, recorded):
+    recorded.status = FAILED
+    assert main.main(["record", "--accuracy"]) == 1
 
 
 @pytest.mark.parametrize(("status", "code"), [("failed", 1), ("interrupted", 130)])
@@ -225,26 +204,9 @@ def test_lessons_that_fail_do_not_stop_the_rest_but_ctrl_c_does(
 ):
     recorded.course = status
     assert main.main(["record", "--lessons", "06", "--accuracy"]) == code
-    assert recorded.parts == (["accuracy"] if status == "failed" else [])
+    assert bool(recorded.parts) == (status == "failed")
     if status == "interrupted":
         assert "Finished lessons are kept." in capsys.readouterr().out
-
-
-def test_a_benchmark_that_is_recorded_is_shown(capsys, gpu_machine, recorded, monkeypatch):
-    benchmark = BENCHMARKS["stack"]
-    real = run(mode="measured", losses=(3.25,), step_seconds=(0.5,), reserved_bytes=24 * MIB)
-    predicted = run(reserved_bytes=24 * MIB)
-    entries = tuple(Entry(label, recipe, real, predicted) for label, recipe in benchmark.recipes)
-    machine = {"kind": "cuda", "name": "g"}
-    found = BenchmarkResult(benchmark, entries, machine, 1.0, "2026-01-01")
-    monkeypatch.setattr(benchmarks, "load", lambda path: found)
-    recorded.statuses = {"stack": RECORDED}
-    assert main.main(["record", "--headlines", "stack"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (sparing,) = [line for line in lines if line.startswith("the same training")]
-    peak, reserved = ("12.0 MiB +0.00 %", "24.0 MiB +0.00 %")
-    speed = "32,768"  # 16 × 1024 tokens in half a second
-    assert " ".join(sparing.split()) == f"the same training 1 × 16 {peak} {reserved} {speed} 3.25"
 
 
 # --- doctor ------------------------------------------------------------------------------------

@@ -369,3 +369,39 @@ def test_clear_exception_leaves_running_frames_alone():
     except ValueError as error:
         cuda.clear_exception(error)
     assert mine.sum() == 0
+
+
+# --- this GPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "key"),
+    [
+        ("NVIDIA A100", 39.4, "a100-40gb"),
+        ("NVIDIA A100", 79.2, "a100-80gb"),
+        ("NVIDIA A100-SXM4-80GB", None, "a100-80gb"),
+        ("NVIDIA A100", None, "nvidia-a100"),
+        ("NVIDIA GeForce RTX 4090", 47.4, "nvidia-geforce-rtx-4090-48gib"),  # a rebuilt one
+        ("NVIDIA H200 MIG 1g.18gb", 16.3, "nvidia-h200-mig-1g-18gb-17gib"),
+        ("Strange/Card: 9000 ../", 7.5, "strange-card-9000-8gib"),
+        ("...", None, "gpu"),
+    ],
+)
+def test_a_folder_for_each_gpu_and_size(name, gib, key):
+    assert this_machine.gpu_key(name, gib and int(gib * (1 << 30))) == key
+
+
+def test_this_gpu_is_the_catalogues_or_one_with_its_own_memory(monkeypatch):
+    here = dataclasses.replace(
+        this_machine.machine(), name="NVIDIA Imaginary 9000", capacity_bytes=7 * MIB
+    )
+    monkeypatch.setattr(this_machine, "machine", lambda: here)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
+    gpu = this_machine.this_gpu()
+    assert (gpu.name, gpu.usable_bytes) == ("NVIDIA Imaginary 9000", 7 * MIB)
+    assert (gpu.compute_capability, gpu.bf16_native) == ((7, 5), False)
+    whole = dataclasses.replace(
+        here, name="NVIDIA H200", capacity_bytes=catalogue.gpu("h200").usable_bytes
+    )
+    monkeypatch.setattr(this_machine, "machine", lambda: whole)
+    assert this_machine.this_gpu() is catalogue.gpu("h200")

@@ -3,6 +3,8 @@ when someone sends recordings in."""
 
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,18 +15,14 @@ from labkit.course import outcomes, results, runner
 from labkit.course.lessons import lesson_at
 from labkit.course.outcomes import Outcome
 from labkit.hardware import this_machine
-from labkit.plan.recipe import Recipe
-from labkit.recording import accuracy, benchmarks, recorder, review
+from labkit.recording import accuracy, recorder, review
 from labkit.recording.accuracy import AccuracyTable, Row
-from labkit.recording.benchmarks import Benchmark, BenchmarkResult, Entry
-from labkit.recording.recorder import FAILED, NOT_HERE, RECORDED, SKIPPED, Recorder
+from labkit.recording.recorder import FAILED, RECORDED, SKIPPED, Recorder
 from labkit.support import files
-from labkit.values import MIB
 
 HERE = this_machine.machine()
 MACHINE = {"kind": HERE.kind, "name": HERE.name, "versions": dict(HERE.versions)}
-SMALL = Recipe(batch_size=2, seq_len=32, optimizer="sgd")
-DATE = "2026-01-03T00:00:00+00:00"
+TABLE = AccuracyTable((Row("a", 5, 5, 5),), MACHINE, "2026-01-03T00:00:00+00:00")
 
 
 @pytest.fixture
@@ -39,21 +37,15 @@ def new_recorder(places, **options):
     return Recorder(places.target, places.work, HERE, **options)
 
 
-def benchmark_result(name="stack", peak_mib=12, machine=MACHINE):
-    benchmark = Benchmark(name=name, shows="It fits.", model="m", recipes=(("plain", SMALL),))
-    nbytes = peak_mib * MIB
-    peak = {"peak_bytes": nbytes, "by_category": {"weights": nbytes}, "step_peaks_bytes": ()}
-    measured = run(mode="measured", losses=(3.0,), step_seconds=(0.5,), **peak)
-    entry = Entry("plain", SMALL, measured, run(**peak))
-    return BenchmarkResult(benchmark, (entry,), machine, 1.0, DATE)
-
-
 def process(places, found, code=0, why=""):
     """Stands for `run_process`: the process writes ``found``."""
 
     def run_process(command, log, timeout_seconds):
         if found is not None:
-            path = places.work / "parts" / command[-1].rpartition("/")[2]
+            option, _, folder = command[-3:]
+            name = {"--gpu": "accuracy.json", "--headlines": "headlines.json"}[option]
+            path = Path(folder, "gpu", name)
+            path.parent.mkdir(exist_ok=True)
             path.write_text(found if isinstance(found, str) else json.dumps(found.to_dict()))
         return code, why
 
@@ -64,55 +56,46 @@ def never(*arguments, **options):
     raise AssertionError("it was measured again")
 
 
-# --- benchmarks ---------------------------------------------------------------------------------
+# --- the accuracy matrix ------------------------------------------------------------------------
 
 
-def test_a_benchmark_is_recorded_then_skipped_then_recorded_again(places, monkeypatch, capsys):
-    first, second = benchmark_result(), benchmark_result(peak_mib=11)
-    path = places.target / "headline-stack.json"
-    monkeypatch.setattr(recorder, "run_process", process(places, first))
-    assert new_recorder(places).benchmark(first.benchmark).status == RECORDED
-    assert benchmarks.load(path) == first
+def test_a_table_is_recorded_then_skipped_then_recorded_again(places, monkeypatch, capsys):
+    path = places.target / "headlines.json"
+    path.write_text("{")
+    monkeypatch.setattr(recorder, "run_process", process(places, TABLE))
+    assert new_recorder(places).accuracy("headlines.json").status == RECORDED
+    assert accuracy.load(path) == TABLE
+    assert "It is recorded again." in capsys.readouterr().out
 
     monkeypatch.setattr(recorder, "run_process", never)
-    assert new_recorder(places).benchmark(first.benchmark).status == SKIPPED
+    assert new_recorder(places).accuracy("headlines.json").status == SKIPPED
+    assert accuracy.recorded(places.target.parent, "headlines.json") == {"gpu": TABLE}
 
-    monkeypatch.setattr(recorder, "run_process", process(places, second))
-    assert new_recorder(places, again=True).benchmark(first.benchmark).status == RECORDED
-    assert benchmarks.load(path) == second
-    assert capsys.readouterr().out == ""
-
-
-def test_a_broken_record_is_made_again(places, monkeypatch, capsys):
-    path = places.target / "headline-stack.json"
-    path.write_text("{")
-    monkeypatch.setattr(recorder, "run_process", process(places, benchmark_result()))
-    assert new_recorder(places).benchmark(benchmark_result().benchmark).status == RECORDED
-    assert benchmarks.load(path) == benchmark_result()
-    assert "It is recorded again." in capsys.readouterr().out
+    newer = replace(TABLE, date="2026-01-04T00:00:00+00:00")
+    monkeypatch.setattr(recorder, "run_process", process(places, newer))
+    assert new_recorder(places, again=True).accuracy("headlines.json").status == RECORDED
+    assert accuracy.load(path) == newer
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "why", "status", "words"),
+    ("found", "code", "why", "words"),
     [
-        (None, 2, "it needs more memory", NOT_HERE, "stack: it needs more memory"),
-        (None, None, "stopped after 5 seconds", FAILED, "stopped after 5 seconds"),
-        (None, 0, "", FAILED, "stack: cannot read"),
-        ("{", 0, "", FAILED, "is not a benchmark's result"),
-        (benchmark_result(machine={"kind": "cpu", "name": "X"}), 0, "", FAILED, "it ran on X"),
-        (benchmark_result(name="t4-batches"), 0, "", FAILED, "holds 't4-batches'"),
+        (None, 2, "it needs more memory", "accuracy: it needs more memory"),
+        (None, None, "stopped after 5 seconds", "stopped after 5 seconds"),
+        (None, 0, "", "accuracy: cannot read"),
+        ("{", 0, "", "is not an accuracy table"),
+        (replace(TABLE, machine={"kind": "cpu", "name": "X"}), 0, "", "it ran on X"),
     ],
 )
 def test_what_failed_is_named_and_leaves_the_earlier_record(
-    places, monkeypatch, capsys, found, code, why, status, words
+    places, monkeypatch, capsys, found, code, why, words
 ):
-    path = places.target / "headline-stack.json"
-    path.write_text(json.dumps(benchmark_result().to_dict()))
+    path = places.target / "accuracy.json"
+    path.write_text(json.dumps(TABLE.to_dict()))
     monkeypatch.setattr(recorder, "run_process", process(places, found, code, why))
-    again = new_recorder(places, again=True)
-    assert again.benchmark(benchmark_result().benchmark).status == status
+    assert new_recorder(places, again=True).accuracy().status == FAILED
     assert words in capsys.readouterr().out
-    assert benchmarks.load(path) == benchmark_result()
+    assert accuracy.load(path) == TABLE
     assert list(places.target.iterdir()) == [path]
 
 
@@ -182,26 +165,6 @@ def test_a_lesson_that_failed_or_ran_elsewhere_is_not_recorded(places, lesson, m
     assert "it ran on Test CPU" in capsys.readouterr().out
 
 
-# --- the accuracy matrix ------------------------------------------------------------------------
-
-TABLE = AccuracyTable((Row("a", 5, 5, 5),), MACHINE, DATE)
-
-
-def test_the_accuracy_matrix_is_recorded_then_skipped(places, monkeypatch):
-    def run_process(command, log, timeout_seconds):
-        assert command[-3] == "--gpu"
-        path = places.work / "parts" / "accuracy" / "gpu" / "accuracy.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(TABLE.to_dict()))
-        return 0, ""
-
-    monkeypatch.setattr(recorder, "run_process", run_process)
-    assert new_recorder(places).accuracy().status == RECORDED
-    assert accuracy.load(places.target / "accuracy.json") == TABLE
-    assert new_recorder(places).accuracy().status == SKIPPED
-    assert accuracy.recorded(places.target.parent) == {"gpu": TABLE}
-
-
 # --- what someone sends in ----------------------------------------------------------------------
 
 GPU = {
@@ -228,7 +191,7 @@ def sent(tmp_path):
     machine = {key: GPU[key] for key in ("kind", "name", "versions")}
     table = AccuracyTable((Row("4 × 96", 5, None, 6),), machine, "2026-01-04T00:00:00+00:00")
     write(folder, "06.json", gpu_result())
-    write(folder, "headline-stack.json", benchmark_result(machine=GPU))
+    write(folder, "headlines.json", table)
     write(folder, "accuracy.json", table)
     (folder.parent / "README.md").write_text("# Recorded runs\n")
     return folder
@@ -242,9 +205,7 @@ def test_a_folder_as_it_was_recorded_is_valid(sent, capsys):
     assert main.main(["record", "--check", str(sent)]) == 1
     assert f"{sent}: notes.txt: " in capsys.readouterr().out
     wrong = sent.rename(sent.with_name("h100"))
-    assert "headline-stack.json: the folder of 'NVIDIA H200' is called h200" in review.problems(
-        wrong
-    )
+    assert "06.json: the folder of 'NVIDIA H200' is called h200" in review.problems(wrong)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from labkit.fitting.build import longest_of, ways
-from labkit.fitting.lookup import table
-from labkit.fitting.table import USUAL_LENGTH
+from labkit.fitting.table import USUAL_LENGTH, table
 from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
 from labkit.models.config import find_config

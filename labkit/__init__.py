@@ -44,7 +44,6 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.plan.training": ("training",),
         "labkit.plan.estimate": ("estimate",),
         "labkit.plan.advice": ("advise",),
-        "labkit.fitting.lookup": ("fits",),
     },
     "In a lesson": {
         "labkit.course.session": (

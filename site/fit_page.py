@@ -14,22 +14,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
 from labkit.fitting.build import LENGTHS, MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH, RANKS
-from labkit.fitting.lookup import (
-    SLOW,
-    gpus,
-    more_workspace_bytes,
-    name_of_way,
-    table,
-    techniques,
-)
 from labkit.fitting.table import (
     MORE_RESERVED,
     MORE_SEEN,
     USUAL_LENGTH,
     Point,
     allocated_of,
+    name_of_way,
+    table,
+    techniques,
 )
+from labkit.hardware import catalogue
 from labkit.hardware.catalogue import Gpu
 from labkit.models.catalogue import MODELS, image_tokens, model
 from labkit.models.config import find_config
@@ -41,6 +38,8 @@ from labkit.recording import accuracy
 
 HERE = Path(__file__).resolve().parent
 FILES = ("fit/fit.html", "fit/fit.css", "fit/fit.js", "static/icon.svg")
+#: What fits and takes so many times as long as the fastest that does comes behind the others.
+SLOW = 4
 #: Stand in scripts for what the page fills in.
 PLACEHOLDERS = {
     "model": "{MODEL}",
@@ -106,6 +105,16 @@ def page_data() -> dict[str, Any]:
         "trust": _trust(tried),
         "made": _made(),
     }
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs of the catalogue that the table speaks of."""
+    return [gpu for gpu in catalogue.gpus() if gpu.compute_capability]
+
+
+def more_workspace_bytes(gpu: Gpu) -> int:
+    """Return what cuBLAS takes on ``gpu`` beyond the GPUs of the table, for its two threads."""
+    return 2 * (workspace_bytes(gpu) - DEFAULT_BYTES)
 
 
 def _way(recipe: Recipe, changed: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """The command line: ``labkit doctor | start | run | report | record | cheat-sheet | class |
-models | gpus | estimate | advise | fits | phantom``.
+models | gpus | estimate | advise | phantom``.
 
 Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
 result of a class could be read; 2 something we were given cannot be used, or a file cannot be

@@ -1,7 +1,6 @@
-"""``labkit estimate | advise | fits | models | gpus``: what a training run takes, and what to train
-with.
+"""``labkit estimate | advise | models | gpus``: what a training run takes, and what to train with.
 
-The first three exit with 0 if something fits, 1 if nothing does, 2 for bad input.
+The first two exit with 0 if something fits, 1 if nothing does, 2 for bad input.
 
 Limits: an experiment of the user's own is their code: it is run, and what it prints goes to
 standard error.
@@ -28,15 +27,13 @@ _MODEL = (
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser's ``commands``."""
-    host = argparse.ArgumentParser(add_help=False)
+    common = argparse.ArgumentParser(add_help=False)
     text = "memory of the machine that holds the GPUs, as 64GiB: what needs more does not fit"
-    host.add_argument("--host-memory", type=size, metavar="SIZE", help=text)
-    common = argparse.ArgumentParser(add_help=False, parents=[host])
+    common.add_argument("--host-memory", type=size, metavar="SIZE", help=text)
     common.add_argument("model", metavar="MODEL", help=_MODEL)
     common.add_argument("--json", action="store_true", help="print everything found as JSON")
     _add_estimate(commands, common)
     _add_advise(commands, common)
-    _add_fits(commands, host)
     models = commands.add_parser("models", help="list the models that labkit knows by name")
     models.set_defaults(action=_models)
     gpus = commands.add_parser("gpus", help="list the GPUs that labkit knows by name")
@@ -81,24 +78,6 @@ def _add_advise(commands: Any, common: argparse.ArgumentParser) -> None:
         help = f"only recipes that train {trained}"
         only.add_argument(f"--{kind}", dest="only", action="store_const", const=kind, help=help)
     parser.set_defaults(action=_advise)
-
-
-def _add_fits(commands: Any, host: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
-        "fits",
-        parents=[host],
-        help="look up which ways of training a model fit on a GPU",
-        epilog=f"{_EXIT}; a batch beyond the table counts as that",
-    )
-    option = parser.add_argument
-    option("model", nargs="?", metavar="MODEL", help="a model of the table (labkit models)")
-    option("--gpu", metavar="NAME", help="a GPU of the catalogue")
-    option("--gpus", type=int, default=1, metavar="N", help="how many share the model (default: 1)")
-    option("--batch-size", type=int, default=1, metavar="N", help="rows, each GPU (default: 1)")
-    option("--seq-len", type=int, default=2048, metavar="N", help="tokens in a row (default: 2048)")
-    again = "compute what the table lacks, in hours, of one model or of all, and look nothing up"
-    option("--rebuild", metavar="FILE.json.gz", type=Path, help=again)
-    parser.set_defaults(action=_fits)
 
 
 def size(text: str) -> int:
@@ -180,31 +159,6 @@ def _advise(options: argparse.Namespace) -> int:
     if options.write is not None and advice.fitting:
         print(f"Script: {advice.write(options.write)}", file=sys.stderr)
     return 0 if advice.fitting else 1
-
-
-def _fits(options: argparse.Namespace) -> int:
-    if options.rebuild is not None:
-        from labkit.fitting.build import rebuild
-
-        if options.gpu is not None:
-            raise InputError("--rebuild looks nothing up: leave --gpu out")
-        rebuild(options.rebuild, [options.model] if options.model else [])
-        return 0
-    if options.model is None or options.gpu is None:
-        raise InputError("say a model and a GPU: labkit fits Llama-3.1-8B --gpu rtx-4090")
-    from labkit.fitting.lookup import fits
-
-    found = fits(
-        options.model,
-        options.gpu,
-        batch_size=options.batch_size,
-        seq_len=options.seq_len,
-        gpus=options.gpus,
-        host_memory_bytes=options.host_memory,
-    )
-    rows = found.reset_index()
-    print_table(list(rows.columns), [[str(cell) for cell in row] for row in rows.values])
-    return 0 if (found["fits"] == "fits").any() else 1
 
 
 def _models(_: argparse.Namespace) -> int:

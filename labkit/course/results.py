@@ -15,15 +15,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
 from labkit.course import verdicts
 from labkit.course.claims import Verdict
+from labkit.plan.recipe import Recipe
 from labkit.runs import Run
 from labkit.support.files import PACKAGE, Read, read_file, write_atomic
-from labkit.values import InputError, format_bytes, read_record, shown
+from labkit.values import GIB, InputError, format_bytes, one_of, read_record, shown
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 RESULT_MIME = "application/vnd.labkit.result+json"
 
@@ -277,3 +281,32 @@ def read_folders(
             except InputError as error:
                 warnings.warn(f"recorded file left out: {error}", UserWarning, stacklevel=3)
     return dict(sorted(found.items()))
+
+
+# --- simulated beforehand ------------------------------------------------------------------------
+
+
+def looked_up(model: str, batch: Recipe) -> "Series":
+    """Return the GiB that recipes reserve on one GPU with bfloat16, by recipe, the least first.
+
+    They are the ways to train ``model`` in the table behind the page "Will it fit?", each with the
+    rows and lengths of ``batch``. Where length hardly matters, rows of another were simulated.
+
+    Raises:
+        InputError: the table lacks the model or this number of tokens.
+    """
+    from pandas import Series
+
+    paths = [folder / "fits.json.gz" for folder in result_folders()]
+    table = read_file(next(path for path in paths if path.exists()), dict, "a table of fits")
+    _, _, ways = table["models"][one_of(model, table["models"], "model of the table")]
+    if batch.tokens not in table["tokens"]:
+        raise InputError(f"the table has no {batch.tokens} tokens; it has {table['tokens']}")
+    place, reserved = table["tokens"].index(batch.tokens), {}
+    for way, rows in zip(table["ways"], ways, strict=True):
+        recipe = batch.but(**way)
+        for length, points in rows or ():
+            here = recipe.ranks == 1 and recipe.precision != "amp-fp16" and points[place]
+            if here and length in (0, batch.seq_len):
+                reserved[str(recipe)] = points[place][4] / GIB  # see `labkit.fitting.table.Point`
+    return Series(reserved, name="reserved, GiB").sort_values()

@@ -1,6 +1,6 @@
 """Compute the table of `labkit.fitting.table`: every model, every way to train it, growing batches.
 
-    labkit fits --rebuild results/fits.json.gz
+    python -m labkit.fitting.build [MODEL ...]
 
 Each point is what `labkit estimate` says of one recipe where memory has no end: PyTorch's allocator
 replayed over the traced step. Points are stored after each way, and what is stored or in the table
@@ -10,11 +10,13 @@ Limits: float16 is simulated for a T4, which has no flash kernels, everything el
 The first point of a row that takes more than any GPU has is its last.
 """
 
+import argparse
 import contextlib
 import gc
 import gzip
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.allocator.replay import Replay, replay
 from labkit.allocator.workspaces import with_workspaces
 from labkit.fitting.table import (
+    FILE,
     PARTS,
     PHASES,
     TOKENS,
@@ -49,6 +52,7 @@ from labkit.plan.recipe import Recipe
 from labkit.plan.search import bytes_to_host
 from labkit.plan.shapes import shapes_of
 from labkit.support.files import read_file, write_atomic
+from labkit.support.processes import ends_in_order
 from labkit.trace import Category, Phase, Trace
 from labkit.values import GIB, InputError, one_of, read_record
 
@@ -356,3 +360,20 @@ def model_points(
 def _changed_fields(way: Recipe) -> dict[str, Any]:
     usual = Recipe().to_dict()
     return {name: value for name, value in way.to_dict().items() if value != usual[name]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compute what the course's own table lacks; return the exit code."""
+    parser = argparse.ArgumentParser(description="Compute what the table of fits lacks, in hours.")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="of the table (default: all)")
+    try:
+        with ends_in_order():
+            rebuild(FILE, parser.parse_args(arguments).models)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""A table of what models take, and what can be said between its points.
+"""A table of what models take.
 
 ``results/fits.json.gz`` holds, for every model and every way to train it, steps of 512 to 65,536
 tokens (`labkit.fitting.build`). Two facts make so few points enough:
@@ -12,22 +12,24 @@ tokens (`labkit.fitting.build`). Two facts make so few points enough:
 
 Operations are ``tokens * (a + b * length)``: two points give a and b. Reserved bytes follow no such
 rule, since blocks are found where they are free. They are taken on the chord, as an approximation.
+The page "Will it fit?" (``site/fit/fit.js``) looks things up so.
 
 Limits: blocks are rounded, the last chunk of a loss may be nearly empty, and reserved bytes follow
 no rule: docs/LOG.md says how far 300 random batches were from what this says.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from labkit.course.results import Date
 from labkit.plan.recipe import Recipe
+from labkit.support.files import PACKAGE, read_file
 from labkit.values import InputError, read_record
 
+#: The course's own.
+FILE = PACKAGE.parent / "results" / "fits.json.gz"
 TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 #: Points that have more tokens have more rows, of this length or the longest that the model has.
 USUAL_LENGTH = 2048
@@ -40,6 +42,16 @@ MORE_SEEN = 0.026
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, Meta(gt=0, lt=1 << 50)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
+#: In ISO 8601, UTC.
+Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}T", max_length=40)]
+_PRECISIONS = {"fp32": "FP32", "amp-bf16": "AMP BF16", "amp-fp16": "AMP FP16", "bf16": "BF16"}
+_OPTIMIZERS = {
+    "adamw": "AdamW",
+    "fused-adamw": "fused AdamW",
+    "adamw8bit": "8-bit AdamW",
+    "adafactor": "Adafactor",
+}
+_ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, double quantization"}
 
 
 class Point(NamedTuple):
@@ -68,7 +80,6 @@ class Point(NamedTuple):
 
 
 PHASES = ("setup", "forward", "backward", "step")
-_WORK = ("flops", "moved")
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary")
 
 
@@ -142,115 +153,29 @@ def row_shape(tokens: int, seq_len: int, longest: int) -> tuple[int, int]:
     return tokens // length, length
 
 
-# --- between the points ---------------------------------------------------------------------------
+@cache
+def table() -> FitTable:
+    """Return the course's own table; an `InputError` says that its file is missing or damaged."""
+    return read_file(FILE, FitTable.from_dict, "a table of fits")
 
 
-class Answer(NamedTuple):
-    """One way at one batch: the values of a `Point`, and ``allocated``.
-
-    Between points they are on the chord, and ``allocated`` is ``least`` to ``most`` bytes. It is
-    ``exact`` at a point, and ``known`` where a point has as many tokens and length does not matter.
-    """
-
-    values: Mapping[str, float]
-    least: float
-    most: float
-    exact: bool
-    known: bool
-
-
-def answer(
-    rows: Sequence[Row], tokens: Sequence[int], longest: int, batch_size: int, seq_len: int
-) -> Answer | None:
-    """Look up one way of a model at a batch; None where the table does not reach."""
-    if seq_len > longest:
-        return None
-    found = {name: _at(rows, tokens, name, batch_size, seq_len) for name in Point._fields}
-    if None in found.values():
-        return None
-    total = batch_size * seq_len
-    values = {name: between.chord for name, between in found.items()}
-    if not rows[0].seq_len:
-        values["flops"] = _flops(rows[0], tokens, longest, total, seq_len)
-    values["allocated"] = max(values[phase] for phase in PHASES)
-    values["reserved"] = max(values["reserved"], values["allocated"])
-    shapes = [row_shape(t, row.seq_len, longest) for t in tokens for row in rows]
-    exact = (batch_size, seq_len) in shapes
-    return Answer(
-        values,
-        least=max(found[phase].least for phase in PHASES),
-        most=max(found[phase].most for phase in PHASES),
-        exact=exact,
-        known=exact or (not rows[0].seq_len and total in tokens),
-    )
+def techniques(recipe: Recipe) -> list[str]:
+    """Return what a way adds to its kind of training to take less memory."""
+    added = {
+        "checkpointing": recipe.checkpointing,
+        "chunked loss": recipe.chunked_loss,
+        "optimizer in backward": recipe.optimizer_in_backward,
+        f"{recipe.offload} on the CPU": recipe.offload != "none",
+        "eager attention": recipe.attention == "eager",
+        f"FSDP2 over {recipe.ranks}": recipe.ranks > 1,
+    }
+    return [name for name, on in added.items() if on]
 
 
-class _Range(NamedTuple):
-    least: float
-    chord: float
-    most: float
-
-
-def _at(
-    rows: Sequence[Row], tokens: Sequence[int], name: str, batch_size: int, seq_len: int
-) -> _Range | None:
-    """Return one value of a way: first along the tokens of each row, then along the lengths."""
-
-    def along(row: Row, total: int) -> _Range | None:
-        there = [(t, p) for t, p in zip(tokens, row.points, strict=True) if p is not None]
-        return _between([(t, _Range(*[getattr(p, name)] * 3)) for t, p in there], total)
-
-    if not rows[0].seq_len:
-        return along(rows[0], batch_size * seq_len)
-    as_many_tokens = [(row.seq_len, along(row, batch_size * seq_len)) for row in rows]
-    reached = [(length, found) for length, found in as_many_tokens if found]
-    # Below the first length a text takes no more; with an image in each row it does.
-    if reached and seq_len < reached[0][0] == tokens[0]:
-        level = reached[0][1]
-        found = _between([(0, level._replace(least=0)), *reached], seq_len)
-        # Work is a straight line along the lengths, which goes on there.
-        return found._replace(chord=found.least or level.chord) if name in _WORK else found
-    if found := _between(reached, seq_len):
-        return found
-    # Of the next length they may not be a whole row: compare as many rows.
-    as_many_rows = [(row.seq_len, along(row, batch_size * row.seq_len)) for row in rows]
-    return _between([(length, found) for length, found in as_many_rows if found], seq_len)
-
-
-def _between(points: Sequence[tuple[int, _Range]], x: int) -> _Range | None:
-    """Return the value at ``x`` of a convex function that grows; ``points`` are sorted.
-
-    It is not above the chord, and not below the chords on either side, drawn on. Where it jumps
-    they pass above the chord.
-    """
-    left, right = [p for p in points if p[0] <= x], [p for p in points if p[0] >= x]
-    if not left or not right:
-        return None
-    (start, a), (stop, b) = left[-1], right[0]
-    if start == stop:
-        return a
-
-    def line(x1: int, y1: float, x2: int, y2: float) -> float:
-        return y1 + (y2 - y1) * (x - x1) / (x2 - x1)
-
-    chord = line(start, a.chord, stop, b.chord)
-    least, most = [min(a.least, b.least)], [line(start, a.most, stop, b.most)]
-    for beside in (left[-2:], right[1::-1]):
-        if len(beside) == 2:
-            (x1, beyond), (x2, near) = beside
-            least.append(line(x1, beyond.most, x2, near.least))
-            most.append(line(x1, beyond.least, x2, near.most))
-    return _Range(min(max(least), chord), chord, max(most))
-
-
-def _flops(row: Row, tokens: Sequence[int], longest: int, total: int, seq_len: int) -> float:
-    """Return the operations of a step, ``total * (each + square * seq_len)``, from a row whose
-    first two points differ in length."""
-    (t1, p1), *others = [(t, p) for t, p in zip(tokens, row.points, strict=True) if p is not None]
-    each, length = p1.flops / t1, row_shape(t1, 0, longest)[1]
-    for t2, p2 in others[:1]:
-        length2 = row_shape(t2, 0, longest)[1]
-        if length2 > length:
-            square = (p2.flops / t2 - each) / (length2 - length)
-            return total * (each + square * (seq_len - length))
-    return total * each
+def name_of_way(recipe: Recipe) -> str:
+    """Return how people call a way to train: ``"LoRA, AMP BF16; checkpointing"``."""
+    kind = [_ADAPTERS[recipe.quantize] if recipe.lora else "All weights"]
+    kind.append(_PRECISIONS[recipe.precision])
+    if not recipe.lora:
+        kind.append(_OPTIMIZERS[recipe.optimizer])
+    return "; ".join(", ".join(words) for words in (kind, techniques(recipe)) if words)

@@ -7,11 +7,13 @@ from dataclasses import replace
 from urllib.parse import unquote
 
 import browsing
+import fit_page
 import pytest
 from browsing import NARROW, WIDE, hold_page, shot
+from fit_lookup import VERDICTS, find
 
-from labkit.fitting import lookup
-from labkit.fitting.table import allocated_of
+from labkit.fitting import table as fits
+from labkit.fitting.table import allocated_of, name_of_way
 from labkit.hardware import catalogue
 from labkit.plan.recipe import Recipe
 from labkit.plan.script import script
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.browser
 
 MODEL = "SmolLM2-135M"  # has published weights, which scripts load
 STATE = "#m={}&g={}&n={}&b={}&s={}&may=mixed,adapters,four-bit,bf16,optimizer,backward,cpu,eager"
-PUBLISHED = lookup.table  # which the page of most tests does not have
+PUBLISHED = fits.table  # which the page of most tests does not have
 #: What the page found, as Python's `Found` has it.
 FOUND = """judged(state).map(each => [each.way.label, each.verdict, each.exact, each.known,
     each.perThousand / 1000, each.reserved, each.allocated, each.host, each.least, each.most])"""
@@ -38,13 +40,10 @@ SMALL = replace(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The page and its files, of one model, which is all of the table for these tests."""
-    import fit_page
-
     folder = tmp_path_factory.mktemp("fit")
     made = replace(PUBLISHED(), models={MODEL: PUBLISHED().models[MODEL]}, outdated=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(catalogue.GPUS, SMALL.key, SMALL)
-        patch.setattr(lookup, "table", lambda: made)
         patch.setattr(fit_page, "table", lambda: made)
         fit_page.write_fit_page(folder)
         yield folder
@@ -70,20 +69,20 @@ def test_the_page_is_small(folder):
 
 
 @pytest.mark.parametrize("outdated", [(), (MODEL,)], ids=["new points", "old ones"])
-def test_the_page_finds_what_python_finds(opened, monkeypatch, outdated):
-    known = replace(lookup.table(), outdated=outdated)
-    monkeypatch.setattr(lookup, "table", lambda: known)
+def test_the_page_finds_what_python_finds(opened, outdated):
+    known = replace(fit_page.table(), outdated=outdated)
     page, draw, seen = opened(), random.Random(7), set()
     page.evaluate(f"FIT.table.outdated = {list(outdated)}")
     for _ in range(100):
-        name, gpu = draw.choice([*known.models]), draw.choice([SMALL, *lookup.gpus()])
+        name, gpu = draw.choice([*known.models]), draw.choice([SMALL, *fit_page.gpus()])
         gpu = draw.choice([SMALL, gpu])
         rows, length, gpus = draw.randrange(1, 17), draw.randrange(32, 1100), draw.choice([1, 1, 2])
         page.goto(page.url.split("#")[0] + STATE.format(name, gpu.key, gpus, rows, length))
         page.wait_for_function(f"state.s === {length} && state.m === '{name}'")
         host_memory_bytes = draw.choice([5 * MIB, 64 * GIB])
         page.evaluate(f"state.ram = {host_memory_bytes / GIB} / FOR_TRAINING")
-        expected = lookup.find(
+        expected = find(
+            known,
             name,
             gpu,
             batch_size=rows,
@@ -92,7 +91,7 @@ def test_the_page_finds_what_python_finds(opened, monkeypatch, outdated):
             host_memory_bytes=host_memory_bytes,
         )
         found = {label: rest for label, *rest in page.evaluate(FOUND)}
-        assert [*found] == [lookup.name_of_way(each.recipe) for each in expected]
+        assert [*found] == [each.name for each in expected]
         for each, (verdict, exact, same, per_token, *sizes) in zip(
             expected, found.values(), strict=True
         ):
@@ -102,7 +101,7 @@ def test_the_page_finds_what_python_finds(opened, monkeypatch, outdated):
             values = [answer.values[key] for key in ("reserved", "allocated", "host")]
             assert sizes == pytest.approx([*values, answer.least, answer.most], abs=4)
             seen.add(verdict)
-    assert seen == {*lookup.VERDICTS}
+    assert seen == {*VERDICTS}
     assert ("earlier version" in page.inner_text("#ways")) is bool(outdated)
 
 
@@ -172,9 +171,9 @@ def test_the_smallest_gpu_is_the_first_that_fits(opened):
     page = opened(STATE.format(MODEL, "t4", 1, 2, 700))
     fact = page.locator("#facts div", has_text="Smallest GPU").inner_text()
     label = page.locator("#ways tr.chosen label").inner_text()
-    for gpu in sorted(lookup.gpus(), key=lambda gpu: gpu.budget_bytes):
-        found = lookup.find(MODEL, gpu, batch_size=2, seq_len=700)
-        verdicts = {lookup.name_of_way(each.recipe): each.verdict for each in found}
+    for gpu in sorted(fit_page.gpus(), key=lambda gpu: gpu.budget_bytes):
+        found = find(fit_page.table(), MODEL, gpu, batch_size=2, seq_len=700)
+        verdicts = {each.name: each.verdict for each in found}
         if verdicts.get(label) == "fits":
             assert gpu.name in fact
             return
@@ -188,8 +187,8 @@ def test_the_longest_sequence_is_the_last_that_fits(opened):
     label = page.locator("#ways tr.chosen label").inner_text()
 
     def verdict(length):
-        found = lookup.find(MODEL, SMALL, batch_size=4, seq_len=length)
-        return {lookup.name_of_way(each.recipe): each.verdict for each in found}[label]
+        found = find(fit_page.table(), MODEL, SMALL, batch_size=4, seq_len=length)
+        return {each.name: each.verdict for each in found}[label]
 
     assert verdict(longest) in ("fits", "near")
     assert verdict(longest + page.evaluate("LENGTH_STEP")) not in ("fits", "near")
@@ -246,12 +245,9 @@ def test_what_does_not_fit_leads_to_what_would(opened):
 
 def test_no_more_ram_is_asked_for_than_helps(opened, monkeypatch, tmp_path):
     """As published: all ways that fit this GPU keep something in RAM, some eight times as much."""
-    import fit_page
-
-    monkeypatch.setattr(lookup, "table", PUBLISHED)
     monkeypatch.setattr(fit_page, "table", PUBLISHED)
     fit_page.write_fit_page(tmp_path)
-    found = lookup.find("Mixtral-8x7B", "h100")
+    found = find(PUBLISHED(), "Mixtral-8x7B", catalogue.gpu("h100"), batch_size=1, seq_len=2048)
     least = min(each.answer.values["host"] for each in found if each.verdict in ("fits", "near"))
     page = opened(STATE.format("Mixtral-8x7B", "h100", 1, 1, 2048) + "&ram=64", tmp_path)
     needed = math.ceil(least / page.evaluate("FOR_TRAINING") / GIB)
@@ -288,8 +284,6 @@ def test_gradients_that_accumulation_keeps_are_said(opened):
 
 
 def test_evidence_is_of_the_same_simulation(monkeypatch):
-    import fit_page
-
     known, way = PUBLISHED(), Recipe(precision="bf16")
     index = known.recipes.index(way)
     found = known.models[MODEL].ways[index][0].points[known.tokens.index(2048)]
@@ -371,7 +365,7 @@ def test_a_link_or_a_number_that_cannot_be_is_said(opened):
 
 def test_a_script_to_take_away_is_the_one_that_advice_writes(opened):
     page = opened(STATE.format(MODEL, "a100-80gb", 1, 3, 700))
-    labels = {lookup.name_of_way(recipe): recipe for recipe in lookup.table().recipes}
+    labels = {name_of_way(recipe): recipe for recipe in fit_page.table().recipes}
     for label in page.locator("#ways label").all_inner_texts()[:6]:
         page.get_by_label(label, exact=True).check()
         text = unquote(page.get_attribute("#script", "href").split(",", 1)[1])

@@ -9,11 +9,13 @@ from dataclasses import asdict, replace
 from datetime import date
 
 import pytest
+from fit_lookup import answer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.cli.main import main
-from labkit.fitting import build, lookup
+from labkit.course.results import looked_up
+from labkit.fitting import build
+from labkit.fitting import table as fits
 from labkit.fitting.table import (
     MORE_RESERVED,
     MORE_SEEN,
@@ -22,16 +24,15 @@ from labkit.fitting.table import (
     Point,
     Row,
     allocated_of,
-    answer,
+    name_of_way,
     row_shape,
 )
-from labkit.hardware import catalogue
 from labkit.models.config import find_config
 from labkit.plan.estimate import estimate
 from labkit.plan.recipe import Recipe
 from labkit.recording import accuracy
-from labkit.support.files import PACKAGE, read_file
-from labkit.values import GIB, MIB, InputError
+from labkit.support.files import read_file
+from labkit.values import GIB, InputError
 
 MODEL = "SmolLM2-135M"
 WAYS = [
@@ -112,23 +113,21 @@ def test_where_length_matters_every_length_has_an_answer():
 
 @pytest.fixture(scope="module")
 def own():
-    """The table that the package brings."""
-    return read_file(PACKAGE.parent / "results" / lookup.FILE, FitTable.from_dict, "a table")
+    """The course's own."""
+    return fits.table()
 
 
 @pytest.fixture
-def table(own, monkeypatch):
-    """One of its models and some of its ways; it is the course's own for these tests."""
+def table(own):
+    """One of its models and some of its ways."""
     model = own.models[MODEL]
     places = [own.recipes.index(way) for way in WAYS]
-    small = replace(
+    return replace(
         own,
         ways=tuple(own.ways[place] for place in places),
         models={MODEL: model._replace(ways=tuple(model.ways[place] for place in places))},
         outdated=(),
     )
-    monkeypatch.setattr(lookup, "table", lambda: small)
-    return small
 
 
 def off_the_grid(known, count, *, longest, seed):
@@ -218,12 +217,14 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     assert [*anew.models] == [MODEL]
 
 
-def test_a_way_that_waits_to_be_computed_is_left_out(table, monkeypatch):
-    model = table.models[MODEL]
-    waiting = replace(table, models={MODEL: model._replace(ways=((), *model.ways[1:]))})
-    monkeypatch.setattr(lookup, "table", lambda: waiting)
-    found = {each.recipe.precision for each in lookup.find(MODEL, "a100-80gb")}
-    assert found == {"bf16", "amp-bf16"}
+def test_the_command_computes_the_courses_own_table(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(build, "rebuild", lambda *given: asked.append(given))
+    assert build.main([MODEL]) == 0
+    assert asked == [(fits.FILE, [MODEL])]
+    monkeypatch.undo()
+    assert build.main(["SmolLM2-136M"]) == 2
+    assert "Did you mean" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_a_damaged_table_is_refused_in_a_sentence(table, tmp_path, break_it, say
 
 
 def test_it_is_small_enough_to_be_kept_here():
-    assert (PACKAGE.parent / "results" / lookup.FILE).stat().st_size < 3e6
+    assert fits.FILE.stat().st_size < 3e6
 
 
 def stored_points(known):
@@ -263,6 +264,21 @@ def stored_points(known):
                     if found is not None:
                         batch_size, seq_len = row_shape(tokens, row.seq_len, model.longest)
                         yield name, way.but(batch_size=batch_size, seq_len=seq_len), found
+
+
+def test_a_lesson_reads_what_the_page_shows(own):
+    batch = Recipe(batch_size=2, seq_len=512)
+    found = looked_up(MODEL, batch)
+    entry = own.models[MODEL]
+    ways = [way for way in own.recipes if way.ranks == 1 and way.precision != "amp-fp16"]
+    for way in ways:
+        said = answer(entry.ways[own.recipes.index(way)], own.tokens, entry.longest, 2, 512)
+        here = way.but(batch_size=2, seq_len=512)
+        assert found[str(here)] == pytest.approx(said.values["reserved"] / GIB)
+    assert len(found) == len(ways)
+    assert found.is_monotonic_increasing
+    with pytest.raises(InputError, match="has no 1000 tokens"):
+        looked_up(MODEL, batch.but(seq_len=500))
 
 
 def test_every_model_of_it_has_points(own):
@@ -290,8 +306,8 @@ def test_no_row_ends_before_a_point_that_no_gpu_can_hold(own):
 
 
 def test_a_sample_of_it_is_computed_again_to_the_byte(own):
-    """Another one each day. If it fails, `labkit fits --rebuild` makes the table anew, and RULES in
-    `labkit.fitting.build` should have been set to another day."""
+    """Another one each day. If it fails, `python -m labkit.fitting.build` makes the table anew, and
+    RULES there should have been set to another day."""
     assert own.versions == build._versions()
     draw = random.Random(date.today().toordinal())
     for name, recipe, found in draw.sample([*stored_points(own)], 20):
@@ -312,7 +328,7 @@ def test_between_its_points_it_is_as_near_as_the_page_says(own):
     assert enough >= 44
 
 
-# --- lookup ---------------------------------------------------------------------------------------
+# --- what is said of it --------------------------------------------------------------------------
 
 
 def test_nothing_reserved_more_beyond_its_simulation_than_is_said():
@@ -327,77 +343,7 @@ def test_nothing_reserved_more_beyond_its_simulation_than_is_said():
     assert 0.9 * MORE_SEEN < max(beyond) <= MORE_SEEN  # and no wider than it must be
 
 
-def test_what_fits_comes_first_then_what_is_nearest(table):
-    small = replace(catalogue.gpu("l4"), usable_bytes=6 * GIB + catalogue.CUDA_CONTEXT_BYTES)
-    found = lookup.fits(MODEL, small, batch_size=4, seq_len=1024)
-    assert {"fits", "no"} <= set(found["fits"]) <= {"fits", "tight", "no"}
-    order = [["fits", "tight", "no"].index(verdict) for verdict in found["fits"]]
-    assert order == sorted(order)
-    assert found.index.is_unique
-    missing = [*found[found["fits"] == "no"]["reserved, GiB"]]
-    assert missing == sorted(missing)
-    assert not any("FP16" in way for way in found.index)
-    assert sorted(lookup.fits(MODEL, "t4", seq_len=1024).index) == [
-        "All weights, AMP FP16, AdamW",
-        "All weights, FP32, AdamW",
-    ]
-
-
-def test_what_takes_much_longer_than_the_fastest_comes_behind_it(table):
-    found = lookup.find(MODEL, "a100-80gb", batch_size=4, seq_len=1024)
-    seconds = [each.seconds_per_token for each in found if each.verdict == "fits"]
-    late = [each >= lookup.SLOW * min(seconds) for each in seconds]
-    assert late == sorted(late)
-    assert set(late) == {False, True}
-
-
-def test_the_computers_memory_is_judged_for_all_gpus_if_it_is_known(table):
-    def verdicts(**host):
-        return dict(lookup.fits(MODEL, "a100-80gb", seq_len=1024, **host)["fits"])
-
-    unknown, small = verdicts(), verdicts(host_memory_bytes=600 * MIB)
-    changed = {way for way in unknown if unknown[way] != small[way]}
-    assert changed == {"All weights, BF16, AdamW; checkpointing, chunked loss, weights on the CPU"}
-    assert {small[way] for way in changed} == {"no"}
-
-
-def test_hopper_adds_what_its_cublas_takes(table):
-    a100, h100 = (lookup.find(MODEL, gpu, seq_len=1024) for gpu in ("a100-80gb", "h100"))
-    more = lookup.more_workspace_bytes(catalogue.gpu("h100"))
-    assert more == 2 * (32 * 1024 - 8320) * 1024
-    allocated = {each.recipe: each.answer.values["allocated"] for each in a100}
-    for each in h100:
-        assert each.answer.values["allocated"] == allocated[each.recipe] + more
-    said = estimate(MODEL, gpu="h100", recipe=h100[0].recipe)
-    assert h100[0].answer.values["allocated"] == pytest.approx(said.peak_allocated_bytes, rel=5e-3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"model": "GPT-2"}, "unknown model of the table"),
-        ({"gpu": "m4-max"}, "NVIDIA"),
-        ({"gpu": "t5"}, "unknown GPU"),
-        ({"batch_size": 0}, "batch_size must be"),
-        ({"seq_len": 100_000}, "has no 1 × 100000 tokens"),
-        ({"gpus": 3}, "on 3 such GPUs"),
-    ],
-)
-def test_what_cannot_be_looked_up_is_refused_in_a_sentence(table, arguments, says):
-    with pytest.raises(InputError, match=says):
-        lookup.fits(**{"model": MODEL, "gpu": "t4", "seq_len": 1024, **arguments})
-
-
-def test_the_command_prints_the_table_and_says_whether_anything_fits(table, capsys):
-    assert main(["fits", MODEL, "--gpu", "t4", "--seq-len", "1024"]) == 0
-    assert "All weights, FP32, AdamW" in capsys.readouterr().out
-    assert main(["fits", MODEL]) == 2
-    assert "say a model and a GPU" in capsys.readouterr().err
-    assert main(["fits", MODEL, "--gpu", "t4", "--rebuild", "fits.json.gz"]) == 2
-    assert "leave --gpu out" in capsys.readouterr().err
-
-
 def test_every_way_of_the_course_is_a_recipe_with_a_name_of_its_own():
-    names = [lookup.name_of_way(way) for way in build.ways()]
+    names = [name_of_way(way) for way in build.ways()]
     assert len(names) == len(set(names)) > 80
     assert set(WAYS) <= set(build.ways())

@@ -23,8 +23,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from labkit import phantom
 from labkit.hardware import catalogue
-from labkit.phantom.program import Verdict, run_program
+from labkit.phantom.program import run_program
+from labkit.phantom.report import FitReport
 from labkit.support.scratch import TemporaryFolder
 from labkit.values import format_bytes
 
@@ -166,7 +168,7 @@ def row(script: Script, folder: Path) -> str:
     )
 
 
-def _peaks(verdict: Verdict) -> str:
+def _peaks(verdict: FitReport) -> str:
     allocated_bytes = max(
         (gpu.peak_allocated_bytes for answer in verdict.answers for gpu in answer.gpus), default=0
     )
@@ -182,7 +184,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="what has the text in its name")
     only = parser.parse_args().only
     with TemporaryFolder() as folder:
-        prepare = ["-m", "labkit.phantom", "t4", str(OFFLINE), str(folder)]
+        prepare = ["-m", phantom.__name__, "t4", str(OFFLINE), str(folder)]
         subprocess.run([sys.executable, *prepare], check=True)
         rows = [row(script, folder) for script in SCRIPTS if only in script.name]
     heads = ["script", "from", "GPU", "arguments", "fits", "allocated / reserved", "steps", "s"]

@@ -81,7 +81,13 @@ def _phantom(options: argparse.Namespace) -> int:
     command = command_line(options.command)
     steps = positive_int(options.steps, "--steps") if options.steps else 0
     quiet = {"stdout": sys.stderr} if options.json else {}
-    verdict = run_program(
+    if options.html is not None:
+        try:
+            from labkit.phantom.page import page
+        except ModuleNotFoundError as error:
+            missing = f"--html needs {error.name}, which is missing: pip install {error.name}"
+            raise InputError(missing) from None
+    report = run_program(
         command,
         gpu=options.gpu,
         gpus=options.gpus or processes_of(command),
@@ -93,15 +99,13 @@ def _phantom(options: argparse.Namespace) -> int:
         report=lambda sentence: print(f"labkit: {sentence}", file=sys.stderr),
         **quiet,
     )
-    print(json.dumps(verdict.to_dict(), indent=2) if options.json else f"\n{verdict}")
+    print(json.dumps(report.to_dict(), indent=2) if options.json else f"\n{report}")
     if options.html is not None:
-        from labkit.phantom.page import page
-
-        write_atomic(options.html, page(verdict, command=options.typed))
+        write_atomic(options.html, page(report, command=options.typed))
         print(f"Page: {options.html}", file=sys.stderr)
-    if verdict.interrupted:
+    if report.interrupted:
         return 130
-    return {True: 0, False: 1, None: 2}[verdict.fits]
+    return {True: 0, False: 1, None: 2}[report.fits]
 
 
 def _install_kernel(options: argparse.Namespace) -> int:

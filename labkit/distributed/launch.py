@@ -146,7 +146,7 @@ def _run(folder: Path, job: Job) -> None:
     """Run all ranks to their end; a `RankError` says which of them did not succeed."""
     with open(folder / "log", "wb") as log:
         launcher = subprocess.Popen(
-            [sys.executable, "-m", "labkit.distributed.rank", str(folder)],
+            [sys.executable, "-m", f"{__package__}.rank", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

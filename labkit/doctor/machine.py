@@ -8,6 +8,7 @@ from pathlib import Path
 
 from labkit.doctor.finding import Finding
 from labkit.models import pretrained
+from labkit.support.files import cache_folder
 from labkit.values import GIB, format_bytes
 
 DISK_BYTES = 2 * GIB  # the small model's file, its converted copy, and the executed notebooks
@@ -22,7 +23,7 @@ def check_disk() -> list[Finding]:
         "temporary files": (Path(tempfile.gettempdir()), "set TMPDIR to"),
     }
     if not pretrained.converted_folder().is_dir():  # a class may share one, read only
-        folders["cache"] = (pretrained.cache_folder(), "set LABKIT_CACHE to")
+        folders["cache"] = (cache_folder(), "set LABKIT_CACHE to")
     findings = []
     for use, (folder, choose) in folders.items():
         folder = folder.absolute()

@@ -156,7 +156,7 @@ def exercise(id: str) -> Exercise:
 
 def of_lesson(lesson: str) -> list[str]:
     """Return the ids of all exercises of lesson ``"06"``."""
-    importlib.import_module(f"labkit.exercises.lesson_{lesson}")
+    importlib.import_module(f"{__package__}.lesson_{lesson}")
     return sorted(id for id in _EXERCISES if id.startswith(lesson))
 
 

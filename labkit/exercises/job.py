@@ -31,12 +31,12 @@ from labkit.exercises.checks import Correct, NotAttempted
 from labkit.hardware import catalogue
 from labkit.models.catalogue import model_info, pretrained
 from labkit.models.text import batches
-from labkit.phantom.answer import Answer
-from labkit.phantom.program import Verdict
+from labkit.phantom.answer import ProcessReport
+from labkit.phantom.report import FitReport
 from labkit.support.files import PACKAGE
 from labkit.support.scratch import TemporaryFolder
 from labkit.toolbox.losses import held_out_loss
-from labkit.values import InputError, format_bytes
+from labkit.values import InputError, format_bytes, read_record
 
 #: Of the small model and its data, whose tokens are bytes.
 LAYERS, TOKENS, SMALL_STEPS, SMALL_ROWS, SMALL_LENGTH = 6, 256, 12, 4, 64
@@ -143,22 +143,23 @@ def _launch(ranks: int) -> list[str]:
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
-def _phantom(script: Path, job: Job, folder: Path) -> Verdict:
+def _phantom(script: Path, job: Job, folder: Path) -> FitReport:
     """Run the script at full size on phantom GPUs."""
     data = folder / "data.pt"
     torch.save(torch.ones(STEPS, job.gpus * job.rows, job.length, dtype=torch.int64), data)
     options = ["--model", job.model, "--data", str(data), "--out", str(folder / "full")]
-    labkit = [phantom_python(), "-m", "labkit", "phantom", "--json", "--steps", str(STEPS)]
+    labkit = [phantom_python(), "-m", __package__.partition(".")[0]]
+    labkit += ["phantom", "--json", "--steps", str(STEPS)]
     labkit += ["--gpu", job.gpu, "--gpus", str(job.gpus)]
     done = _run([*labkit, *_launch(job.gpus), str(script), *options, "--device", "cuda"], folder)
     if not done.stdout.strip():
         raise InputError(_last_line(done.stderr))
     found = json.loads(done.stdout)
-    return Verdict(
+    return FitReport(
         gpu=catalogue.gpu(job.gpu),
         gpus=job.gpus,
         budget_bytes=found["budget_bytes"],
-        answers=[Answer.from_dict(each) for each in found["processes"]],
+        answers=[read_record(ProcessReport, each, "its answer") for each in found["processes"]],
         folder=str(folder),
         returncode=found["returncode"],
         hung=found["hung"],
@@ -180,7 +181,7 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "no word"
 
 
-def _of_a_step(verdict: Verdict, job: Job) -> str | None:
+def _of_a_step(verdict: FitReport, job: Job) -> str | None:
     """Return what is wrong with a step at full size."""
     if not verdict.fits:
         return verdict.headline()
@@ -204,16 +205,16 @@ def _of_a_step(verdict: Verdict, job: Job) -> str | None:
     return None
 
 
-def _flops(answer: Answer) -> int:
+def _flops(answer: ProcessReport) -> int:
     return sum(answer.work.flops.values())
 
 
-def _seconds(verdict: Verdict) -> float:
+def _seconds(verdict: FitReport) -> float:
     """Return the bound of a step, the slowest rank's."""
     return max(verdict.least_seconds(answer) for answer in verdict.answers)
 
 
-def _score(verdict: Verdict, job: Job, loss: float) -> Correct:
+def _score(verdict: FitReport, job: Job, loss: float) -> Correct:
     seconds, reserved = _seconds(verdict), format_bytes(verdict.peak_reserved_bytes)
     points = 100 * job.seconds / seconds * job.most_loss / loss
     return Correct(

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from labkit.support.files import PACKAGE
+from labkit.support.files import PACKAGES
 from labkit.values import InputError
 
 _FOLDERS = (
@@ -25,7 +25,7 @@ _FOLDERS = (
     str(Path(torch.__file__).parents[1]),
     # An environment may lie on top of another.
     *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),
-    str(PACKAGE),
+    *map(str, PACKAGES),
 )
 #: How the names of files begin that are not the user's own code.
 LIBRARIES = ("<frozen ", *(folder + os.sep for folder in _FOLDERS))

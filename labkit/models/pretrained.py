@@ -19,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from labkit.support.files import cache_folder
 from labkit.values import InputError
 
 REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -31,12 +32,6 @@ TOKENIZER = "tokenizer.json"
 _HUB_TIMEOUT_SECONDS = 3
 
 log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Return the folder of converted models, which need not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("LABKIT_CACHE") or f"{base}/gpu-memory-lab").expanduser()
 
 
 def model_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Run Python on a phantom GPU: ``python -m labkit.phantom a100-80gbx8 train.py --epochs 1``."""
+"""Run Python on a phantom GPU: ``a100-80gbx8 train.py --epochs 1`` for eight of them."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 from labkit.phantom.process import environment_of
 from labkit.values import InputError
 
-USAGE = "usage: python -m labkit.phantom GPU[xCOUNT] SCRIPT|-m MODULE|-c CODE [ARGUMENTS]"
+USAGE = f"usage: python -m {__package__} GPU[xCOUNT] SCRIPT|-m MODULE|-c CODE [ARGUMENTS]"
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     try:
         variables = environment_of(named)
     except InputError as error:
-        print(f"labkit.phantom: {error}", file=sys.stderr)
+        print(f"{__package__}: {error}", file=sys.stderr)
         return 2
     os.execve(sys.executable, [sys.executable, *rest], variables)
 

@@ -1,15 +1,18 @@
-"""The answer about one process on a phantom GPU: does it fit, and what holds the memory.
+"""What one process on a phantom GPU has to report: what held its memory, and how it ended.
 
 `labkit.phantom.watch` makes it in the process, `labkit phantom` reads, judges and prints it there
 where no PyTorch is loaded.
 """
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.trace import Timeline
-from labkit.values import read_record
+
+#: Names of models, in this process: whose weights were not read, and whose tokenizers were stood
+#: in for.
+NOT_READ: list[str] = []
+STOOD_IN: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Record:
+class DrawnRecord:
     """What `labkit.phantom.page` draws.
 
     Attributes:
@@ -75,7 +78,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class GpuAnswer:
+class GpuReport:
     """What one GPU held.
 
     Attributes:
@@ -106,7 +109,7 @@ class GpuAnswer:
     growth_bytes: int
     growth: list[Holder]
     changes: list[Change]
-    record: Record | None = None
+    record: DrawnRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class UnknownValue:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProcessReport:
     """What is known of one process.
 
     Attributes:
@@ -162,7 +165,7 @@ class Answer:
     error: str
     error_stack: list[str]
     steps: int
-    gpus: list[GpuAnswer] = field(default_factory=list)
+    gpus: list[GpuReport] = field(default_factory=list)
     unknown: list[UnknownValue] = field(default_factory=list)
     host_bytes: int = 0
     pinned_bytes: int = 0
@@ -170,11 +173,3 @@ class Answer:
     versions: str = ""
     weights_not_read: list[str] = field(default_factory=list)
     tokenizers_stood_in: list[str] = field(default_factory=list)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_dict(cls, record: Any) -> "Answer":
-        """Read what `to_json` wrote; an `InputError` says what is wrong with it."""
-        return read_record(cls, record, "answer")

@@ -10,7 +10,6 @@ kept: those of the package nvidia-cuda-runtime are used.
 
 import hashlib
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import filelock
 
+from labkit.support.files import cache_folder
 from labkit.values import InputError
 
 NATIVE = Path(__file__).parent / "native"
@@ -127,7 +127,7 @@ def stub_libraries(wheel: Wheel) -> list[Path]:
     Raises:
         InputError: the cache cannot be written, or the compiler fails.
     """
-    folder = _cache() / _key(wheel)
+    folder = cache_folder() / "phantom" / _key(wheel)
     if not folder.exists():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -141,11 +141,6 @@ def stub_libraries(wheel: Wheel) -> list[Path]:
                 "set LABKIT_CACHE to a folder that can"
             ) from None
     return sorted(folder.glob("*.so*"))
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("LABKIT_CACHE") or Path(home) / "labkit") / "phantom"
 
 
 def _key(wheel: Wheel) -> str:

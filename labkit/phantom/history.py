@@ -10,6 +10,7 @@ it. Weights, gradients and states of optimizers are recognised by their addresse
 it counts as activations.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +20,15 @@ from typing import Any, NamedTuple
 import torch
 
 from labkit.fake.users_code import LIBRARIES
-from labkit.support.files import PACKAGE
+from labkit.support.files import PACKAGES
 from labkit.trace import Category, Event, Phase, Storage, Timeline, Trace
 
 #: A timeline needs the first training steps, and those in which the peak rises: the rest is counted
 #: and forgotten, or collecting garbage would take longer and longer.
 KEPT_STEPS, MOST_EVENTS = 3, 400_000
 _COMPILED = "torchinductor_"  # in the folder of the code that torch.compile wrote
-#: How the names of files of PyTorch, labkit and Python itself begin.
-TORCH = (str(Path(torch.__file__).parent), str(PACKAGE), "<")
+#: How the names of files of PyTorch, of our own packages and of Python itself begin.
+TORCH = ("<", *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, *PACKAGES)))
 _PHASES = {phase.value: phase for phase in Phase}
 _BETWEEN = "\x1f"  # which names of modules and files may not have
 Entry = Mapping[str, Any]
@@ -113,7 +114,7 @@ class Mark(NamedTuple):
     addresses: Addresses
 
 
-class Failure(NamedTuple):
+class FailedEntry(NamedTuple):
     """A request that the GPU could not serve, the stack that made it, innermost first, and how
     many events were kept before."""
 
@@ -145,7 +146,7 @@ class History:
     peak: Moment = _START
     peak_blocks: list[Block] = field(default_factory=list)
     reserved_peak: Moment = _START
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FailedEntry] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
     grown: list[Block] = field(default_factory=list)
     recomputes: bool = False
@@ -195,7 +196,7 @@ class History:
                 self.reserved_bytes -= nbytes
             elif action == "oom":
                 frames = entry.get("frames", [])
-                self.failures.append(Failure(nbytes, tag, frames, len(self._events)))
+                self.failures.append(FailedEntry(nbytes, tag, frames, len(self._events)))
         for mark in reversed(waiting):
             self.classify(mark.addresses)
 

@@ -18,13 +18,11 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from labkit.phantom.answer import STOOD_IN
 from labkit.support.files import write_atomic
 from labkit.values import WATCH_VARIABLE
 
 CONNECT_SECONDS = 3.0
-#: Names of models: whose weights were not read, and whose tokenizers were stood in for.
-NOT_READ: list[str] = []
-STOOD_IN: list[str] = []
 _SAID: set[str] = set()
 
 

@@ -28,7 +28,7 @@ def install_kernel(gpu: str, count: int = 1) -> tuple[str, str]:
     card = catalogue.gpu(gpu)
     environment(card, count)  # builds what it needs, or says why it cannot
     title = f"Python (phantom {f'{count} × ' if count > 1 else ''}{card.name})"
-    start = [sys.executable, "-m", "labkit.phantom", f"{card.key}x{count}", "-m"]
+    start = [sys.executable, "-m", __package__, f"{card.key}x{count}", "-m"]
     spec = {
         "argv": [*start, "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": title,

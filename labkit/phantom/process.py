@@ -82,7 +82,7 @@ def environment_of(named: str) -> dict[str, str]:
 def restart_on(named: str) -> None:
     """Replace this process by the same command on the GPU ``named``, unless it runs on one."""
     if PHANTOM_VARIABLE not in os.environ:
-        command = [sys.executable, "-m", "labkit", *sys.argv[1:]]
+        command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, environment_of(named))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from labkit.phantom.program import Verdict
+    from labkit.phantom.report import FitReport
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,8 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def phantom_gpu(request: pytest.FixtureRequest) -> Callable[..., "Verdict"]:
-    """Run a training script on phantom GPUs, and return the `Verdict`, which is printed as well.
+def phantom_gpu(request: pytest.FixtureRequest) -> Callable[..., "FitReport"]:
+    """Run a training script on phantom GPUs, and return the `FitReport`, which is printed as well.
 
     The words are those of ``labkit phantom``: a script, ``"-m", module`` or ``"--", command``, then
     arguments. Options are those of `run_program`: ``gpu`` must be given, ``gpus`` are as many as
@@ -45,12 +45,12 @@ def phantom_gpu(request: pytest.FixtureRequest) -> Callable[..., "Verdict"]:
             pytest.fail(str(error), pytrace=False)
         pytest.skip(str(error))
 
-    def run(*words: Any, gpu: str, gpus: int = 0, **options: Any) -> "Verdict":
+    def run(*words: Any, gpu: str, gpus: int = 0, **options: Any) -> "FitReport":
         command = command_line([str(word) for word in words])
-        verdict = run_program(command, gpu=gpu, gpus=gpus or processes_of(command), **options)
-        if verdict.interrupted:
+        report = run_program(command, gpu=gpu, gpus=gpus or processes_of(command), **options)
+        if report.interrupted:
             raise KeyboardInterrupt
-        print(verdict)
-        return verdict
+        print(report)
+        return report
 
     return run

@@ -403,7 +403,11 @@ class KnownValues(TorchDispatchMode):
         key = f"phantom-{self._broadcasts[group.group_name]}"
         if group.rank() == root:
             twin = self.twin(tensor)
-            store.set(key, b"" if twin is None else bytes(twin.flatten().view(torch.uint8).numpy()))
+            values = b""
+            if twin is not None:
+                flat = twin.flatten()
+                values = ctypes.string_at(flat.data_ptr(), flat.nbytes)
+            store.set(key, values)
         elif sent := store.get(key):
             values = torch.frombuffer(bytearray(sent), dtype=tensor.dtype)
             self.remember(tensor, values.view(tensor.shape))

@@ -1,8 +1,9 @@
 """Watch a program on a phantom GPU from inside: its steps, its phases, and where its bytes go.
 
 `Watch` runs in the program's own process. It tells PyTorch's allocator at every module and phase
-what is running, reads what the allocator recorded, and keeps an `Answer` in a file up to date. The
-program is not changed: hooks look on, no operator is intercepted, and no byte is allocated.
+what is running, reads what the allocator recorded, and keeps a `ProcessReport` in a file up to
+date. The program is not changed: hooks look on, no operator is intercepted, and no byte is
+allocated.
 
 Limits: modules and phases are those of the thread that trains. Code that ``torch.compile`` made
 counts as its caller. Of a backward pass, what one module computes is seen where its output's
@@ -14,6 +15,7 @@ import faulthandler
 import gc
 import inspect
 import os
+import pickle
 import re
 import resource
 import signal
@@ -44,19 +46,20 @@ from torch.optim.optimizer import (
 
 from labkit.fake.users_code import LIBRARIES
 from labkit.phantom.answer import (
-    Answer,
+    NOT_READ,
+    STOOD_IN,
     Change,
+    DrawnRecord,
     FailedRequest,
-    GpuAnswer,
+    GpuReport,
     Holder,
-    Record,
+    ProcessReport,
     UnknownValue,
     When,
 )
 from labkit.phantom.changes import changes
 from labkit.phantom.counted import Counted
 from labkit.phantom.history import TORCH, Addresses, Block, History, Mark, Tag
-from labkit.phantom.hub import NOT_READ, STOOD_IN
 from labkit.support.files import write_atomic
 from labkit.trace import ROUNDING, Category, Phase
 from labkit.values import KIB
@@ -80,7 +83,7 @@ class Orders:
 
     ``folder`` is where each process writes its answer, ``steps`` how many optimizer steps end the
     program (0: it ends by itself), ``snapshot`` a file for PyTorch's own record of the last GPU,
-    ``record`` whether each `GpuAnswer` has one.
+    ``record`` whether each `GpuReport` has one.
     """
 
     folder: str
@@ -353,9 +356,9 @@ class Watch:
         stack = reversed(traceback.extract_tb(error.__traceback__))
         self.error_stack = users_lines([f"{frame.filename}:{frame.lineno}" for frame in stack])
 
-    def answer(self) -> Answer:
+    def answer(self) -> ProcessReport:
         """Return what is known now."""
-        return Answer(
+        return ProcessReport(
             script=" ".join(sys.argv)[:1000],
             rank=self._rank,
             ended=self.ended,
@@ -363,7 +366,7 @@ class Watch:
             error_stack=self.error_stack,
             steps=self.steps,
             gpus=[
-                _gpu_answer(
+                _gpu_report(
                     device,
                     history,
                     self.peak_stats[device],
@@ -388,30 +391,30 @@ class Watch:
         """Return what would lower the peak, once the program has ended: it takes its time."""
         return changes(history, list(self._optimizers)) if self.ended else []
 
-    def _drawn(self, device: int, history: History) -> Record | None:
+    def _drawn(self, device: int, history: History) -> DrawnRecord | None:
         if not (self.orders.record and self.ended):
             return None
         failed = self.ended == "out of memory" and history.failures
         timeline = history.timeline(history.failures[-1].event if failed else None)
         moment, segments = self._segments
-        return Record(timeline, [_drawn(s) for s in segments if s["device"] == device], moment)
+        return DrawnRecord(timeline, [_drawn(s) for s in segments if s["device"] == device], moment)
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()  # not every launcher sets the variable
         if self.histories or self.ended:
-            path = Path(self.orders.folder, f"{os.getpid()}.json")
-            write_atomic(path, self.answer().to_json())
+            path = Path(self.orders.folder, f"{os.getpid()}.answer")
+            write_atomic(path, pickle.dumps(self.answer()))
 
 
-def _gpu_answer(
+def _gpu_report(
     device: int,
     history: History,
     stats: Mapping[str, int],
     advised: list[Change],
-    record: Record | None,
-) -> GpuAnswer:
+    record: DrawnRecord | None,
+) -> GpuReport:
     """Return what is known of a GPU of this process.
 
     Args:
@@ -434,7 +437,7 @@ def _gpu_answer(
         request = history.failures[-1]
         stack = users_lines([f"{f['filename']}:{f['line']}" for f in request.frames])
         failed = FailedRequest(request.nbytes, _when(request.tag), stack)
-    return GpuAnswer(
+    return GpuReport(
         index=device,
         name=torch.cuda.get_device_name(device),
         capacity_bytes=free_bytes + torch.cuda.memory_reserved(device),

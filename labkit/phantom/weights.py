@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.phantom.hub import NOT_READ, is_hub_id, say
+from labkit.phantom.answer import NOT_READ
+from labkit.phantom.hub import is_hub_id, say
 
 
 def after_models(module: Any) -> None:

@@ -13,10 +13,21 @@ from labkit.values import InputError, format_bytes
 
 #: The folder of the package labkit.
 PACKAGE = Path(__file__).resolve().parents[1]
+#: The folders of our packages, side by side: code in them is not the user's.
+PACKAGES = tuple(PACKAGE.parent / name for name in ("labkit",))
 #: Where `labkit run` writes unless told otherwise.
 RUN_FOLDER = Path("build", "course")
 LARGEST_FILE_BYTES = 20 << 20
 Read = TypeVar("Read")
+
+
+def cache_folder() -> Path:
+    """Return the folder for what is made once: ``$LABKIT_CACHE``, or ``~/.cache/gpu-memory-lab``.
+
+    It need not exist yet.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("LABKIT_CACHE") or f"{base}/gpu-memory-lab").expanduser()
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

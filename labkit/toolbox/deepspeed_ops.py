@@ -26,8 +26,7 @@ from unittest import mock
 import torch
 
 from labkit.hardware import this_machine
-from labkit.models.pretrained import cache_folder
-from labkit.support.files import PACKAGE
+from labkit.support.files import PACKAGE, cache_folder
 
 # First beside this Python, where pip puts ninja: another version would build everything again.
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -75,7 +74,7 @@ def build() -> float:
     """
     started = time.perf_counter()
     if not all((build_folder() / f"{op}/{op}.so").exists() for op in ("pin_memory", "async_io")):
-        command = [sys.executable, "-m", "labkit.toolbox.deepspeed_ops"]
+        command = [sys.executable, "-m", __spec__.name]
         done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent)
         if done.returncode:
             raise RuntimeError(f"DeepSpeed's operators could not be built: {done.stderr[-2000:]}")

@@ -25,7 +25,7 @@ from people import Participant
 import labkit as lab
 from labkit.course import classroom
 from labkit.course.results import RESULT_MIME, Result
-from labkit.models.pretrained import cache_folder
+from labkit.support.files import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = "notebooks/00_start_here.ipynb"

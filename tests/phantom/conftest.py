@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit import phantom
 from labkit.values import PHANTOM_VARIABLE
 
 HERE = Path(__file__).parent
@@ -20,7 +21,7 @@ def on_phantom():
 
     def run(gpu: str, *arguments: object, fails: bool = False, **variables: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "labkit.phantom", gpu, *map(str, arguments)],
+            [sys.executable, "-m", phantom.__name__, gpu, *map(str, arguments)],
             env=os.environ | {"LD_PRELOAD": ""} | variables,
             capture_output=True,
             text=True,

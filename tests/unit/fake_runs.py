@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from labkit.hardware import catalogue
 from labkit.phantom.answer import (
-    Answer,
     Change,
+    DrawnRecord,
     FailedRequest,
-    GpuAnswer,
+    GpuReport,
     Holder,
-    Record,
+    ProcessReport,
     UnknownValue,
     When,
 )
-from labkit.phantom.program import Verdict
+from labkit.phantom.report import FitReport
 from labkit.runs import OutOfMemory, Run
 from labkit.trace import Category, Event, Phase, Storage, Trace
 from labkit.values import GIB, MIB
@@ -136,7 +136,7 @@ def phantom_verdict(*, ranks=1, text="train.py", **changed):
         {"stream": i, "segment_type": "large", "is_expandable": False, "blocks": blocks}
         for i in (0, 7)
     ]
-    gpu = GpuAnswer(
+    gpu = GpuReport(
         index=0,
         name="NVIDIA T4",
         capacity_bytes=14 * GIB,
@@ -152,9 +152,11 @@ def phantom_verdict(*, ranks=1, text="train.py", **changed):
         growth_bytes=MIB,
         growth=[Holder(MIB, 1, "activations", text, text, text)],
         changes=[Change("train adapters only", 30 * MIB)],
-        record=Record(line, segments, "after the update of step 2"),
+        record=DrawnRecord(line, segments, "after the update of step 2"),
     )
-    answer = Answer(text, 0, "finished", "", [], 2, [gpu], [UnknownValue(text, "bool ()", 5)])
+    answer = ProcessReport(
+        text, 0, "finished", "", [], 2, [gpu], [UnknownValue(text, "bool ()", 5)]
+    )
     answers = [replace(answer, rank=rank, **changed) for rank in range(ranks)]
     card = catalogue.gpu("t4")
-    return Verdict(card, ranks, card.budget_bytes, answers, "/home/me", 0)
+    return FitReport(card, ranks, card.budget_bytes, answers, "/home/me", 0)

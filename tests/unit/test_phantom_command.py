@@ -1,6 +1,7 @@
 """``labkit phantom`` before and after the program runs: words and answers, without a GPU."""
 
-import json
+import pickle
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -8,10 +9,11 @@ import pytest
 
 import labkit as lab
 from labkit.cli import main, phantom
-from labkit.phantom.answer import Answer, FailedRequest, GpuAnswer, When
+from labkit.phantom import program
+from labkit.phantom.answer import FailedRequest, GpuReport, ProcessReport, When
 from labkit.phantom.command import command_line, processes_of
-from labkit.phantom.program import Verdict
-from labkit.values import GIB, MIB
+from labkit.phantom.report import FitReport
+from labkit.values import GIB
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_a_kernel_without_jupyter_is_refused(monkeypatch, capsys):
 
 
 AT = When(2, "backward", "lm_head", "/home/me/train.py:9")
-GPU = GpuAnswer(
+GPU = GpuReport(
     index=0,
     name="NVIDIA T4",
     capacity_bytes=14 * GIB,
@@ -97,11 +99,11 @@ GPU = GpuAnswer(
     growth=[],
     changes=[],
 )
-ANSWER = Answer("train.py", 0, "finished", "", [], 2, [GPU])
+ANSWER = ProcessReport("train.py", 0, "finished", "", [], 2, [GPU])
 
 
 def verdict(*answers, budget_bytes=14 * GIB, **how):
-    return Verdict(lab.gpu("t4"), len(answers), budget_bytes, list(answers), "/home/me", **how)
+    return FitReport(lab.gpu("t4"), len(answers), budget_bytes, list(answers), "/home/me", **how)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,22 @@ def test_what_was_not_there_is_said():
     assert "Tokens     not of a/b's own tokenizer" in text
 
 
-def test_answers_survive_their_file():
+def test_a_program_that_ends_while_it_is_looked_at_costs_no_answer(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    (tmp_path / f"{ended.pid}.stack").touch()
+    (tmp_path / f"{ended.pid}.answer").write_bytes(pickle.dumps(ANSWER))
+    ended.wait()
+    assert program._cpu_seconds(ended) == 0.0
+    assert program._line_of_hang(ended, tmp_path) == "an unknown line"
+    assert program.read_answers(tmp_path) == [ANSWER]
 
-    assert Answer.from_dict(json.loads(ANSWER.to_json())) == ANSWER
-    assert GPU.peak_reserved_bytes > MIB
+
+def test_a_page_whose_figures_cannot_be_drawn_is_refused_before_the_program_runs(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.delitem(sys.modules, "labkit.phantom.page", raising=False)
+    monkeypatch.delitem(sys.modules, "labkit.show.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "labkit.show.bars", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main.main(["phantom", "--html", f"{tmp_path}/x.html", "-m", "mod"]) == 2
+    assert "--html needs matplotlib, which is missing: pip install" in capsys.readouterr().err

@@ -2,19 +2,19 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from bs4 import BeautifulSoup
 from fake_runs import TraceBuilder, phantom_verdict
 
-from labkit.phantom.answer import Answer
+from labkit.phantom.answer import ProcessReport
 from labkit.phantom.history import History, Tag
 from labkit.phantom.page import page
 from labkit.support.html_access import problems
 from labkit.support.html_safe import POLICY
 from labkit.trace import Category, Phase
-from labkit.values import GIB, MIB, format_bytes
+from labkit.values import GIB, MIB, format_bytes, read_record
 
 HOSTILE = '<script src="https://elsewhere.example/x.js">hit()</script><img src=x onerror=hit()>'
 
@@ -63,9 +63,10 @@ def test_a_program_that_was_killed_or_used_no_gpu_has_a_page():
     assert "it used no GPU, and ended with exit code 3" in nothing
 
 
-def test_a_record_survives_its_file():
+def test_a_record_survives_json():
     [answer] = phantom_verdict().answers
-    assert Answer.from_dict(json.loads(answer.to_json())) == answer
+    record = json.loads(json.dumps(asdict(answer)))
+    assert read_record(ProcessReport, record, "an answer") == answer
 
 
 def entry(action, address, nbytes, step, phase="forward"):

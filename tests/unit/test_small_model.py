@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from labkit.models import catalogue, pretrained, text
+from labkit.support.files import cache_folder
 from labkit.values import InputError
 
 installed = pytest.mark.skipif(
@@ -196,4 +197,4 @@ def test_the_cache_folder(variables, expected, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert pretrained.cache_folder() == expected
+    assert cache_folder() == expected

@@ -1,6 +1,6 @@
 """Begin the phantom GPU in a process as soon as it has imported torch, and change transformers.
 
-Python imports this module when it starts, as ``labkit.phantom.process.environment`` has put its
+Python imports this module when it starts, as `environment` of ``process.py`` has put its
 folder on the path; a ``sitecustomize`` that it hides is imported, too.
 """
 
@@ -15,15 +15,17 @@ from pathlib import Path
 HERE = str(Path(__file__).parent)
 
 
-#: What labkit does as soon as a module is there; all but the first only where a script is watched.
+#: The package that this folder lies in.
+PACKAGE = "labkit.phantom"
+#: What it does as soon as a module is there; all but the first only where a script is watched.
 AFTER = {
-    "torch": ("labkit.phantom.process", "begin"),
-    "huggingface_hub.constants": ("labkit.phantom.hub", "after_constants"),
-    "transformers.utils.hub": ("labkit.phantom.hub", "after_files"),
-    "transformers.tokenization_utils_base": ("labkit.phantom.hub", "after_tokenizers"),
-    "datasets.load": ("labkit.phantom.hub", "after_datasets"),
-    "transformers.modeling_utils": ("labkit.phantom.weights", "after_models"),
-    "transformers.generation.stopping_criteria": ("labkit.phantom.weights", "after_stopping"),
+    "torch": ("process", "begin"),
+    "huggingface_hub.constants": ("hub", "after_constants"),
+    "transformers.utils.hub": ("hub", "after_files"),
+    "transformers.tokenization_utils_base": ("hub", "after_tokenizers"),
+    "datasets.load": ("hub", "after_datasets"),
+    "transformers.modeling_utils": ("weights", "after_models"),
+    "transformers.generation.stopping_criteria": ("weights", "after_stopping"),
 }
 
 
@@ -45,7 +47,7 @@ class _After(importlib.abc.MetaPathFinder):
         def execute_and_continue(module):
             execute(module)
             file, function = AFTER[name]
-            getattr(importlib.import_module(file), function)(module)
+            getattr(importlib.import_module(f"{PACKAGE}.{file}"), function)(module)
 
         spec.loader.exec_module = execute_and_continue
         return spec

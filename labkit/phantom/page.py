@@ -31,7 +31,7 @@ TEXT_COLUMNS = ("what", "value")
 def page(report: FitReport, *, command: Sequence[str]) -> str:
     """Return the page about a report; ``command`` is what the user had run."""
     sections = [
-        Section("The error", [answer.error], stack=[report.line(at) for at in answer.error_stack])
+        Section("The error", [answer.error, *map(report.line, answer.error_stack)])
         for answer in report.answers
         if answer.error and answer.ended != "out of memory"
     ]

@@ -28,9 +28,8 @@ class Section:
     """One part of a report; what it lacks is empty.
 
     Attributes:
-        lines: sentences.
+        lines: sentences, or lines of code.
         facts: texts, each by a short name.
-        stack: lines of code, the innermost first.
         headings, rows: of a table, whose last column says what a row is about.
         figure: HTML.
     """
@@ -38,14 +37,13 @@ class Section:
     title: str
     lines: Sequence[str] = ()
     facts: dict[str, str] = field(default_factory=dict)
-    stack: Sequence[str] = ()
     headings: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     figure: str = ""
 
     def __str__(self) -> str:
         lines = [] if self.facts else [f"  {self.title}"]
-        lines += [f"    {line}" for line in [*self.lines, *self.stack]]
+        lines += [f"    {line}" for line in self.lines]
         lines += [f"  {name:<10} {text}" for name, text in self.facts.items()]
         lines += table_lines(self.headings, self.rows) if self.rows else []
         return "\n".join(lines)
@@ -199,8 +197,8 @@ class FitReport:
             asked = f"It asked for {format_bytes(gpu.failed.nbytes)}: {gpu.failed.when}."
             if answer.ended != "out of memory":
                 asked += " The program went on without."
-            stack = [self.line(line) for line in gpu.failed.stack[:most]]
-            found.append(Section("The request that failed", [asked], stack=stack))
+            stack = map(self.line, gpu.failed.stack[:most])
+            found.append(Section("The request that failed", [asked, "It came from", *stack]))
         if gpu.holders:
             found.append(self._holders(gpu, most))
         if gpu.growth:

@@ -12,7 +12,7 @@ from labkit.phantom import build
 from labkit.phantom.__main__ import main
 from labkit.values import InputError
 
-BUILD = "from labkit.phantom.build import *; print(stub_libraries(find_wheel())[0].parent)"
+BUILD = f"from {build.__name__} import *; print(stub_libraries(find_wheel())[0].parent)"
 
 
 def start(cache):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from labkit.phantom import pytest_plugin
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "CI.md"
 SCRIPT = """
 import sys, torch
@@ -29,7 +31,7 @@ def test_a_script_that_fits_passes_and_one_that_does_not_fails_with_the_verdict(
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "test_fit.py").write_text(shown + TOO_LARGE)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "labkit.phantom.pytest_plugin"],
+        [sys.executable, "-m", "pytest", "-p", pytest_plugin.__name__],
         cwd=tmp_path,
         env=os.environ | {"LD_PRELOAD": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,

@@ -156,14 +156,3 @@ def test_a_program_that_ends_while_it_is_looked_at_costs_no_answer(tmp_path):
     assert program._cpu_seconds(ended) == 0.0
     assert program._line_of_hang(ended, tmp_path) == "an unknown line"
     assert program.read_answers(tmp_path) == [ANSWER]
-
-
-def test_a_page_whose_figures_cannot_be_drawn_is_refused_before_the_program_runs(
-    monkeypatch, tmp_path, capsys
-):
-    monkeypatch.delitem(sys.modules, "labkit.phantom.page", raising=False)
-    monkeypatch.delitem(sys.modules, "labkit.show.picture", raising=False)
-    monkeypatch.delitem(sys.modules, "labkit.show.bars", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main.main(["phantom", "--html", f"{tmp_path}/x.html", "-m", "mod"]) == 2
-    assert "--html needs matplotlib, which is missing: pip install" in capsys.readouterr().err

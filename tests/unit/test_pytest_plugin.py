@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from labkit.phantom import pytest_plugin
+
 TESTS = """
 import sys
 
@@ -22,7 +24,7 @@ def test_training_fits(phantom_gpu):
 def test_the_entry_point_names_the_plugin():
     root = Path(__file__).resolve().parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"]["pytest11"] == {"phantom_gpu": "labkit.phantom.pytest_plugin"}
+    assert project["entry-points"]["pytest11"] == {"phantom_gpu": pytest_plugin.__name__}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_the_entry_point_names_the_plugin():
 )
 def test_without_a_phantom_the_test_is_skipped_or_fails(tmp_path, options, outcome, reason):
     (tmp_path / "test_fit.py").write_text(TESTS)
-    plugin = ("-p", "labkit.phantom.pytest_plugin")
+    plugin = ("-p", pytest_plugin.__name__)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-ra", *plugin, *options],
         cwd=tmp_path,

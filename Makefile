@@ -40,7 +40,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test-lessons test-code test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab app test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site map api picture links clean
+.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site map api picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -51,10 +51,6 @@ course: $(STAMP) ## Run the lessons and write one report: make course [LESSONS=0
 lab: $(STAMP) ## Open JupyterLab on the first lesson, for this machine only, with a token
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb --ServerApp.ip=127.0.0.1 \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
-
-app: $(STAMP) ## Serve lesson 03's calculator as a page of its own, for this machine only
-	JUPYTER_PATH="$(CURDIR)/page$${JUPYTER_PATH:+:$$JUPYTER_PATH}" \
-		$(BIN)/voila notebooks/03_memory_calculator.ipynb --Voila.config_file_paths=page
 
 # One pool for unit tests, browser and hub: two processes on one thread each, since two with
 # two threads each get in each other's way on two cores. tests/conftest.py says what stays together.

@@ -5,6 +5,7 @@ Tests and scripts set ``.value`` and call ``.click()``, or ``run_once()``.
 
 Limits: one run at a time; a run cannot be stopped halfway except by interrupting the kernel. By
 keyboard, Space opens a menu: on a closed one JupyterLab takes the arrows to go to the next cell.
+Only the widgets that ipywidgets 7.7.1 and 8 share are used.
 """
 
 import numbers
@@ -18,7 +19,6 @@ from IPython.display import display
 from labkit.runs import Run
 from labkit.show.bars import draw_bars
 from labkit.show.cards import BAD, Shown, notice
-from labkit.show.controls import LiveFigure, named
 from labkit.show.tables import setting_text
 from labkit.show.timelines import draw_timeline
 from labkit.support.html_table import Rich
@@ -75,7 +75,7 @@ class Explorer(Shown):
         choices = {name: _choices(name, values) for name, values in knobs.items()}
         self._fixed = {name: values[0] for name, values in choices.items() if len(values) == 1}
         self.controls = {
-            name: _control(name, values) for name, values in choices.items() if len(values) > 1
+            name: control(name, values) for name, values in choices.items() if len(values) > 1
         }
         self._second = {name: values[1] for name, values in choices.items() if len(values) > 1}
         self.runs: dict[str, Run] = {}
@@ -187,6 +187,29 @@ class Explorer(Shown):
         clear_exception(error)  # the frames of its traceback hold the experiment's tensors
 
 
+class LiveFigure:
+    """A static figure below the widgets that becomes a part of them as soon as it changes.
+
+    Where nobody can click the static one remains. ``widget`` is empty before the first change.
+    """
+
+    def __init__(self) -> None:
+        # As a block, or a wide table would keep the figure from shrinking with the window.
+        self.widget = ipywidgets.HTML(layout={"display": "block", "overflow": "auto"})
+        self._below: Any = None
+
+    def show_below(self, figure: Rich) -> None:
+        """Show the static figure."""
+        self._below = display(figure, display_id=True)
+
+    def replace(self, figure: Rich) -> None:
+        """Show another figure, in the widget."""
+        self.widget.value = figure.html
+        if self._below is not None:
+            self._below.update(Rich("", ""))
+            self._below = None
+
+
 def _short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name settings by the knobs in which they differ; a text needs no knob's name before it."""
     varied = [knob for knob in settings[0] if any(s[knob] != settings[0][knob] for s in settings)]
@@ -224,16 +247,19 @@ def _choices(name: str, values: Any) -> list[Any]:
     return choices
 
 
-def _control(name: str, choices: list[Any]) -> Any:
-    """Return a slider for numbers, a menu for the rest."""
+def control(name: str, choices: list[Any]) -> Any:
+    """Return a slider for numbers, a menu for the rest, at the first choice and with its name."""
     options = [(_words(choice), choice) for choice in choices]
     if all(isinstance(c, numbers.Real) and not isinstance(c, bool) for c in choices):
         options.sort(key=lambda option: option[1])
-        control = ipywidgets.SelectionSlider(options=options)
+        made = ipywidgets.SelectionSlider(options=options, continuous_update=False)
+        made.tooltip = name  # without one, ipywidgets 8 shows the word "null"
     else:
-        control = ipywidgets.Dropdown(options=options)
-    control.value = choices[0]
-    return named(control, name, label_width="140px", width="auto", max_width="640px")
+        made = ipywidgets.Dropdown(options=options)
+    made.value, made.description = choices[0], name  # the name is read out, too
+    made.style.description_width = "140px"
+    made.layout.width, made.layout.max_width = "auto", "640px"
+    return made
 
 
 def _words(value: Any) -> str:

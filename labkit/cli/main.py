@@ -1,26 +1,29 @@
-"""The command line: ``labkit doctor | start | run | report | record | cheat-sheet | class |
-models | gpus | estimate | advise | phantom``.
+"""The command line: ``labkit doctor | start | run | report | record | cheat-sheet | models | gpus |
+estimate | advise | phantom``.
 
 Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
-result of a class could be read; 2 something we were given cannot be used, or a file cannot be
+participant's result could be read; 2 something we were given cannot be used, or a file cannot be
 written (one sentence says which); 130 Ctrl-C; 143 SIGTERM. Both end what was started.
 
-Limits: ``record`` needs a CUDA machine. The other commands work on any.
+Limits: ``record`` needs a CUDA machine. The other commands work on any. ``start`` lets JupyterLab
+take this process's place, for this machine only, with a token.
 """
 
 import argparse
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import labkit
-from labkit.cli import phantom, plan, record, start, tables
+from labkit.cli import phantom, plan, record, tables
 from labkit.support.files import RUN_FOLDER
 from labkit.support.processes import ends_in_order
 from labkit.values import InputError, one_of, positive_int
 
-CLASS_PAGE = "class.html"
+COPY, FIRST = "gpu-memory-lab", "00_start_here.ipynb"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,7 +70,17 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     doctor = commands.add_parser("doctor", help="say what is wrong with this machine's set-up")
     doctor.set_defaults(action=_doctor)
 
-    start.add_command(commands)
+    start = commands.add_parser(
+        "start",
+        help="copy the lessons into a folder and open the first in JupyterLab",
+        description="Lessons that are there already are brought up to date, unless you changed "
+        "them: those are kept, and named where the course has newer ones.",
+        epilog="exit code: 0, or 2 for bad input",
+    )
+    option = start.add_argument
+    option("folder", nargs="?", default=COPY, metavar="DIR", help="(default: %(default)s)")
+    option("--no-open", action="store_true", help="only copy")
+    start.set_defaults(action=_start)
 
     run = commands.add_parser(
         "run", help="execute and check lessons, write one HTML report", parents=[tables.parameters]
@@ -82,8 +95,18 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option("--phantom", metavar="GPU", help=lent)
     run.set_defaults(action=_run)
 
-    report = commands.add_parser("report", help="write the HTML report of an earlier run again")
-    report.add_argument("--out", default=RUN_FOLDER, help="the run's folder (default: %(default)s)")
+    report = commands.add_parser(
+        "report",
+        help="write the HTML report of an earlier run again, or compare what participants found",
+        description="One folder of `labkit run` gets its report. Several folders or files, each "
+        "named after a participant, get one page: executed notebooks, folders of `labkit run`, or "
+        "results of `labkit record`.",
+        epilog="exit code: 0, 1 if no participant's result could be read, or 2 for bad input",
+    )
+    option = report.add_argument
+    option("paths", nargs="*", metavar="PATH", help=f"folder or file (default: {RUN_FOLDER})")
+    option("--out", metavar="FILE.html", help="(default: report.html, in the run's folder if one)")
+    option("--anonymous", action="store_true", help="compare; number participants, no names")
     report.set_defaults(action=_report)
 
     record.add_command(commands)
@@ -99,19 +122,6 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     tables.add_recipe_options(sheet, ("precision", "attention", "batch_size", "seq_len"))
     sheet.set_defaults(action=_cheat_sheet)
 
-    class_ = commands.add_parser(
-        "class",
-        help="compare what participants sent: machines, verdicts, peaks, on one page",
-        description="FOLDER holds one file or folder per participant, named after the participant: "
-        "executed notebooks, folders of `labkit run`, or results of `labkit record`.",
-        epilog="exit code: 0, 1 if no result could be read, or 2 for bad input",
-    )
-    option = class_.add_argument
-    option("folder", metavar="FOLDER", help="what participants sent")
-    option("--out", default=CLASS_PAGE, metavar="FILE.html", help="(default: %(default)s)")
-    option("--anonymous", action="store_true", help="number participants, no names")
-    class_.set_defaults(action=_class)
-
     plan.add_commands(commands)
     phantom.add_command(commands)
     return commands
@@ -126,6 +136,25 @@ def _doctor(_: argparse.Namespace) -> int:
     findings = examine()
     print(as_text(findings))
     return 1 if any(finding.status == "problem" for finding in findings) else 0
+
+
+def _start(options: argparse.Namespace) -> int:
+    from labkit.course.copies import copy_lessons
+    from labkit.course.lessons import INSTALL
+
+    if not options.no_open and importlib.util.find_spec("jupyterlab") is None:
+        raise InputError(f"to open lessons: {INSTALL}; --no-open only copies them")
+    folder = Path(options.folder)
+    written, kept = copy_lessons(folder)
+    print(f"{len(written)} lessons written into {folder.resolve()}")
+    for name in kept:
+        print(f"{name}: you changed it, so it stays; rename it and start again for the newer one")
+    if not options.no_open:
+        first = str((folder / FIRST).resolve())
+        sys.stdout.flush()
+        command = [sys.executable, "-P", "-m", "jupyterlab", first, "--ServerApp.ip=127.0.0.1"]
+        os.execv(sys.executable, [*command, "--allow-root"])
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -148,12 +177,22 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from labkit.course import report
     from labkit.course.outcomes import read_outcomes
-    from labkit.course.report import report
 
-    folder = Path(options.out)
-    print(f"Report: {report(folder, read_outcomes(folder)).resolve()}")
-    return 0
+    out = None if options.out is None else Path(options.out)
+    if out is not None and out.suffix.lower() != ".html":  # it could replace what somebody sent
+        raise InputError(f"--out must name a file that ends in .html, not {options.out!r}")
+    paths = [Path(path) for path in options.paths or [RUN_FOLDER]]
+    if len(paths) == 1 and not paths[0].is_file() and not options.anonymous:
+        path = report.report(paths[0], read_outcomes(paths[0]), out)
+        print(f"Report: {path.resolve()}")
+        return 0
+    classroom = report.gather(paths, anonymous=options.anonymous)
+    path = report.compare(classroom, out or Path(report.REPORT_NAME))
+    print(classroom)
+    print(f"Report: {path.resolve()}")
+    return 0 if classroom.lessons else 1
 
 
 def _cheat_sheet(options: argparse.Namespace) -> int:
@@ -169,17 +208,3 @@ def _cheat_sheet(options: argparse.Namespace) -> int:
 
 def _announce_simulation(name: str) -> None:
     print(f"simulating {name} …", file=sys.stderr)
-
-
-def _class(options: argparse.Namespace) -> int:
-    from labkit.course.classroom import gather, page
-    from labkit.support.files import write_atomic
-
-    out = Path(options.out)
-    if out.suffix.lower() != ".html":  # a slip could replace what a participant sent
-        raise InputError(f"--out must name a file that ends in .html, not {options.out!r}")
-    classroom = gather(Path(options.folder), anonymous=options.anonymous)
-    write_atomic(out, page(classroom))
-    print(classroom)
-    print(f"Page: {out.resolve()}")
-    return 0 if classroom.lessons else 1

@@ -1,53 +1,95 @@
-"""One HTML file about a run of the course: lessons, verdicts, timings, every notebook rendered.
+"""One HTML file about a run of the course, or about what several participants found.
 
-The file is complete in itself: nothing in it is fetched or runs. Formulas become MathML, which
-browsers draw by themselves; one that the converter does not understand stays text. Widgets appear
-as the last thing they showed.
+``report`` shows lessons, verdicts, timings and every notebook of one run; ``compare`` shows what
+each participant found in each lesson. The file is complete in itself: nothing in it is fetched or
+runs. Formulas become MathML, which browsers draw by themselves; one that the converter does not
+understand stays text. Widgets appear as the last thing they showed.
+
+Limits: where a participant measured a value is believed. There is one column per participant, so a
+class of a hundred scrolls sideways.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from labkit.course.check import widget_models
-from labkit.course.claims import format_found
+from labkit.course.check import result_of, widget_models
+from labkit.course.claims import Claim, format_found, format_value, of_lesson
+from labkit.course.lesson_cards import VERDICTS, found_lines
 from labkit.course.lessons import read_notebook
 from labkit.course.outcomes import Outcome, stored_result
-from labkit.course.results import RESULT_MIME, Result
+from labkit.course.results import RESULT_MIME, Result, impossible, versions_text
+from labkit.course.verdicts import Judgement, judge
+from labkit.runs import Run
+from labkit.show.tables import setting_text
 from labkit.support import html_pages
-from labkit.support.files import write_atomic
+from labkit.support.files import read_file, write_atomic
 from labkit.support.html_access import repair
 from labkit.support.html_safe import sanitise
-from labkit.values import InputError
+from labkit.support.html_table import MISSING
+from labkit.values import InputError, format_bytes
 
 REPORT_NAME = "report.html"
 VERDICT_COLUMNS = ("Lesson", "Claim", "Source", "Claimed", "Found here", "Verdict", "Where")
 _VIEW = "application/vnd.jupyter.widget-view+json"
 _SYMBOLS = {"passed": "✓", "failed": "✗", "interrupted": "◼", "not started": "·"}
+_HOST_MEMORY = Markup(
+    '<p class="note">Host memory is that of the lesson\'s kernel and of all processes that it '
+    "started, sampled: a lower bound of the peak. The Jupyter server and the browser come on top."
+    "</p>"
+)
 
 
-def report(folder: Path, outcomes: Sequence[Outcome]) -> Path:
-    """Write ``report.html`` about ``outcomes`` of a run into its folder; return its path."""
+def report(folder: Path, outcomes: Sequence[Outcome], path: Path | None = None) -> Path:
+    """Write the report about ``outcomes`` of a run, by default into its folder; return its path."""
     from pygments.formatters import HtmlFormatter
 
     found = [stored_result(outcome, folder) for outcome in outcomes]
     results = [result for result in found if result]
     names = {outcome.name for outcome in outcomes}
+    passed = sum(outcome.passed for outcome in outcomes)
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    machines = ", ".join(sorted({r.where for r in results})) or "an unknown machine"
+    summary = f"{passed} of {len(outcomes)} lessons passed, {seconds:.0f} seconds of work"
+    sections = {
+        "lessons": ("Lessons", lesson_table(outcomes) + _HOST_MEMORY),
+        "claims": ("Claims on trial", verdict_table(results)),
+    }
+    return _write(
+        path or folder / REPORT_NAME,
+        f"{summary}, on {machines}.",
+        sections,
+        lessons=[(outcome, _body(outcome, folder, names)) for outcome in outcomes],
+        code_style=Markup(HtmlFormatter().get_style_defs(".highlight")),
+    )
+
+
+def _write(
+    path: Path,
+    summary: str,
+    sections: Mapping[str, tuple[str, Markup]],
+    *,
+    lessons: Sequence[tuple[Outcome, Markup]] = (),
+    code_style: str = "",
+) -> Path:
+    """Write a page of ``sections``, headings and bodies by id, and of executed lessons."""
+    headings = {id: heading for id, (heading, _) in sections.items()}
+    if lessons:
+        headings["executed"] = "The lessons, as executed"
     page = html_pages.render(
         "course/report.html.j2",
         title="GPU Memory Lab: report",
-        code_style=Markup(HtmlFormatter().get_style_defs(".highlight")),
-        passed=sum(outcome.passed for outcome in outcomes),
-        seconds=f"{sum(outcome.seconds for outcome in outcomes):.0f}",
-        machines=", ".join(sorted({r.where for r in results})) or "an unknown machine",
-        lesson_table=lesson_table(outcomes),
-        verdict_table=verdict_table(results),
-        lessons=[(outcome, _body(outcome, folder, names)) for outcome in outcomes],
+        summary=summary,
+        headings=headings,
+        sections={id: body for id, (_, body) in sections.items()},
+        lessons=lessons,
+        code_style=code_style,
     )
-    path = folder / REPORT_NAME
-    write_atomic(path, page)
+    write_atomic(path, page.encode("utf-8", "replace").decode())  # names may hold lone surrogates
     return path
 
 
@@ -184,3 +226,189 @@ def _outputs_of(model_id: str, models: Mapping[str, Any], seen: set[str]) -> lis
     for child in state.get("children", []):
         outputs += _outputs_of(child.removeprefix("IPY_MODEL_"), models, seen)
     return outputs
+
+
+# --- several participants ----------------------------------------------------------------------
+
+#: `labkit run` writes such files beside its notebooks; they hold no result.
+_NOT_READ = (".html", ".log")
+_EXERCISE = re.compile(r"\[\S+ (correct|not yet|not attempted)\] Exercise (\d\d-\w+)")
+
+
+class Sent(NamedTuple):
+    """What a participant sent for a lesson; the status of each exercise is in a notebook only."""
+
+    result: Result
+    exercises: Mapping[str, str]
+
+
+class Classroom(NamedTuple):
+    """Each participant's newest result of each lesson, and a sentence for each file left out."""
+
+    participants: Mapping[str, Mapping[str, Sent]]
+    left_out: Sequence[str]
+
+    @property
+    def lessons(self) -> dict[str, str]:
+        """The lessons that were sent, with their titles, in order."""
+        sent = [sent.result for lessons in self.participants.values() for sent in lessons.values()]
+        return dict(sorted((result.lesson, result.title) for result in sent))
+
+    def __str__(self) -> str:
+        results = sum(len(lessons) for lessons in self.participants.values())
+        return (
+            f"Participants: {len(self.participants)}; results: {results}; lessons: "
+            f"{len(self.lessons)}; files left out: {len(self.left_out)}."
+        )
+
+
+def gather(paths: Sequence[Path], *, anonymous: bool = False) -> Classroom:
+    """Read what participants sent.
+
+    Each path is named after a participant: a file (a result as JSON, or an executed notebook) or a
+    folder of such files. If ``anonymous``, participants are numbered, in an order that does not
+    depend on their names.
+
+    Raises:
+        InputError: a path does not exist, or two have one name.
+    """
+    participants: dict[str, dict[str, Sent]] = {}
+    left_out = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"there is no file or folder {path}")
+        if path.suffix in _NOT_READ:
+            continue
+        name = path.absolute().name if path.is_dir() else path.stem
+        if name in participants:
+            raise InputError(f"two participants are called {name}; put one's files in one folder")
+        newest = participants[name] = {}
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if file.suffix in _NOT_READ or file.name.startswith("."):
+                continue
+            try:
+                sent = _read(file)
+            except InputError as error:
+                left_out.append(f"{file}: {error}")
+                continue
+            if sent is None:
+                continue
+            lesson = sent.result.lesson
+            if lesson not in newest or sent.result.date > newest[lesson].result.date:
+                newest[lesson] = sent
+    if anonymous:
+        left_out = ["(not shown)" for _ in left_out]
+        by_content = sorted(participants.values(), key=repr)
+        participants = {f"Participant {n}": sent for n, sent in enumerate(by_content, 1)}
+    return Classroom(participants, left_out)
+
+
+def _read(path: Path) -> Sent | None:
+    """Return the result in ``path``; None for the outcome of a lesson whose notebook has it."""
+    if path.is_symlink() or not path.is_file():
+        raise InputError("it is not a regular file")
+    exercises: dict[str, str] = {}
+    if path.suffix == ".ipynb":
+        notebook = read_notebook(path)
+        result = result_of(notebook)
+        for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+            if shown := _EXERCISE.match(output.get("data", {}).get("text/plain", "")):
+                exercises[shown[2]] = shown[1]
+    elif path.suffix == ".json":
+        result = read_file(path, _from_json, "a result")
+    else:
+        raise InputError("it ends in neither .json nor .ipynb")
+    if result is None:
+        return None
+    for run in result.runs:
+        for problem in impossible(run):
+            raise InputError(f"its run {run.name!r} cannot be: {problem}")
+    return Sent(result, exercises)
+
+
+def _from_json(record: Any) -> Result | None:
+    if isinstance(record, Mapping) and "status" in record:
+        if record["status"] == "passed":
+            return None
+        raise InputError(f"`labkit run` says that its lesson {record['status']}")
+    return Result.from_dict(record)
+
+
+def compare(classroom: Classroom, path: Path) -> Path:
+    """Write what each participant found in each lesson, side by side; return ``path``.
+
+    No verdict is taken from a file: every value is judged again by the rule of its claim.
+    """
+    sections = {}
+    for lesson, title in classroom.lessons.items():
+        everybody = classroom.participants.items()
+        sent = {name: lessons[lesson] for name, lessons in everybody if lesson in lessons}
+        heading, rows = f"{lesson} {title}", _lesson_rows(lesson, list(sent.values()))
+        table = html_pages.table(f"Lesson {lesson}", ("What was found", *sent), rows)
+        sections[f"lesson-{lesson}"] = heading, table
+    left_out = Markup("").join(map(Markup("<li>{}</li>").format, classroom.left_out))
+    sections["left-out"] = "Left out", left_out and Markup("<ul>{}</ul>").format(left_out)
+    return _write(path, str(classroom), sections)
+
+
+def _lines(lines: Iterable[str]) -> Markup:
+    return Markup("<br>").join(filter(None, lines))
+
+
+def _lesson_rows(lesson: str, sent: Sequence[Sent]) -> Iterator[list[str]]:
+    """Yield machines, exercises, each claim that was judged and each run, a cell for each."""
+    results = [each.result for each in sent]
+    versions = [versions_text(result.machine) for result in results]
+    where = [(r.where, text, r.date[:10]) for r, text in zip(results, versions, strict=True)]
+    yield ["Machine", *map(_lines, where)]
+    if any(each.exercises for each in sent):
+        done = [[f"{id}: {status}" for id, status in each.exercises.items()] for each in sent]
+        yield ["Exercises", *(_lines(lines) or MISSING for lines in done)]
+    for claim in of_lesson(lesson):
+        found = [_judged(claim, result) for result in results]
+        counts = Counter(judgement.verdict for judgement in found if judgement)
+        if counts:
+            tally = ", ".join(f"{counts[each]} {each}" for each in VERDICTS if counts[each])
+            says = _lines([claim.says, f"{claim.claimed}. {claim.rule}", tally])
+            yield [says, *map(_found, found)]
+    runs = [{_settings(run, result): run for run in result.runs} for result in results]
+    for settings in dict.fromkeys(settings for each in runs for settings in each):
+        found = [each.get(settings) for each in runs]
+        yield [_lines([*settings, _spread(found)]), *map(_peak, found)]
+
+
+def _judged(claim: Claim, result: Result) -> Judgement | None:
+    for entry in result.judgements:
+        if entry["id"] == claim.id:
+            return judge(claim.id, entry.get("measured"), entry.get("mode"))
+    return None
+
+
+def _found(judgement: Judgement | None) -> str:
+    if judgement is None:
+        return MISSING
+    verdict = f"{VERDICTS[judgement.verdict].symbol} {judgement.verdict}"
+    return _lines([verdict, *found_lines(judgement), judgement.mode or ""])
+
+
+def _settings(run: Run, result: Result) -> tuple[str, str, str]:
+    """Return what is equal for runs that are compared: name, settings of the run and the lesson."""
+    of_run, of_lesson = dict(run.parameters), result.parameters
+    of_lesson = setting_text(of_lesson, of_lesson)
+    return run.name, setting_text(of_run, of_run), of_lesson and f"in a lesson with {of_lesson}"
+
+
+def _spread(runs: Sequence[Run | None]) -> str:
+    """Return by how much the largest peak is above the smallest, of runs that fitted."""
+    peaks = [run.peak_bytes for run in runs if run and not run.oom]
+    if len(peaks) < 2 or not min(peaks):
+        return ""
+    share = max(peaks) / min(peaks) - 1
+    return f"{format_value(share, 'share')} apart" if share else "equal"
+
+
+def _peak(run: Run | None) -> str:
+    if run is None:
+        return MISSING
+    size = format_bytes(run.peak_bytes)
+    return _lines([f"out of memory at {size}" if run.oom else size, run.label])

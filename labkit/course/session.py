@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from IPython import get_ipython
 from IPython.display import display
 
-from labkit.course import hosted, lesson_cards, results
+from labkit.course import commands, hosted, lesson_cards, results
 from labkit.course.claims import Claim, Verdict, find
 from labkit.course.lessons import default_folder
 from labkit.course.results import RESULT_MIME, Result, lesson_number, plain
@@ -105,7 +106,9 @@ def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
         raise InputError(f"Claim {id!r} is judged in {unit}; seconds give a ratio or a share.")
     ratio = None
     if run.seconds_per_step and than.seconds_per_step and run.fits and than.fits:
-        ratio = run.seconds_per_step / than.seconds_per_step - (unit == "share")
+        ratio = run.seconds_per_step / than.seconds_per_step
+        if unit == "share":
+            ratio -= 1
     return claim(id, ratio, run.label, counted=lesson_cards.counted_rows(run, than))
 
 
@@ -141,9 +144,9 @@ def expect(condition: Any, message: str) -> None:
 def start(lesson: str | int) -> this_machine.Machine:
     """Begin ``lesson`` (``"06"`` or ``6``): forget earlier judgements, show this machine's card.
 
-    Returns this machine. On Colab and Kaggle the card says how to get a GPU if there is none, and
-    what peft could not work with is removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread
-    fewer than there are cores.
+    Returns this machine. From here on a cell fails where its shell command does. On Colab and
+    Kaggle the card says how to get a GPU if there is none, and what peft could not work with is
+    removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread fewer than there are cores.
 
     Raises:
         InputError: the lesson is not a number.
@@ -154,6 +157,7 @@ def start(lesson: str | int) -> this_machine.Machine:
     current.title = name.replace("_", " ").capitalize()
     current.machine = this_machine.machine()
     current.started = time.monotonic()
+    commands.let_them_fail(get_ipython())
     judgements.clear()
     without_card.clear()
     if not current.machine.can_measure:  # or DeepSpeed warns of a missing GPU when it is imported
@@ -266,9 +270,7 @@ def result(runs: Run | Iterable[Run], **parameters: Any) -> None:
         InputError: ``lab.start`` was not called, or something is not a run or a plain value.
     """
     found = build(runs, **parameters)
-    ipython = sys.modules.get("IPython")  # a notebook has imported it
-    if ipython is None or ipython.get_ipython() is None:
+    if get_ipython() is None:
         print(found)
     else:
-        bundle = {RESULT_MIME: found.to_dict(), "text/plain": str(found)}
-        ipython.display.display(bundle, raw=True)
+        display({RESULT_MIME: found.to_dict(), "text/plain": str(found)}, raw=True)

@@ -17,7 +17,7 @@ from fake_runs import fake_run, phantom_verdict, traced_run
 from lesson_files import notebook, result, run
 from nbformat.v4 import new_markdown_cell, new_output
 
-from labkit.course import claims, classroom, lesson_cards, report, session, verdicts
+from labkit.course import claims, lesson_cards, report, session, verdicts
 from labkit.course.outcomes import Outcome
 from labkit.course.results import RESULT_MIME
 from labkit.exercises import engine
@@ -202,8 +202,8 @@ def test_the_page_of_a_class(sized, tmp_path):
         record = result(judgements=(entry,), runs=(run(), run(name="other"))).to_dict()
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     (tmp_path / "broken.json").write_text("{")
-    path = tmp_path / "class.html"
-    path.write_text(classroom.page(classroom.gather(tmp_path)))
+    classroom = report.gather(sorted(tmp_path.glob("*.json")))
+    path = report.compare(classroom, tmp_path / "class.html")
     sized.goto(path.as_uri())
     hold_page(sized, "class")
 

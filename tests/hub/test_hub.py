@@ -23,7 +23,7 @@ from browsing import PATIENCE_SECONDS, free_port, serving
 from people import Participant
 
 import labkit as lab
-from labkit.course import classroom
+from labkit.course import report
 from labkit.course.results import RESULT_MIME, Result
 from labkit.support.files import cache_folder
 
@@ -181,14 +181,15 @@ def test_each_result_is_right_and_all_are_equal_in_bytes(works):
     assert found[0] == found[1] == found[2]
 
 
-def test_the_class_page_compares_them(works, tmp_path):
+def test_the_report_compares_them(works, tmp_path):
     for work in works:
         (tmp_path / f"{work.person.name}.json").write_text(json.dumps(work.result))
-    found = classroom.gather(tmp_path)
+    found = report.gather(sorted(tmp_path.iterdir()))
     assert list(found.participants) == list(NAMES)
-    assert found.left_out == ()
+    assert found.left_out == []
     runs = Result.from_dict(works[0].result).runs
-    assert classroom.page(found).count(">equal</td>") == len(runs)
+    page = report.compare(found, tmp_path / "class.html").read_text(encoding="utf-8")
+    assert page.count("<br>equal</th>") == len(runs)
 
 
 def test_a_process_over_its_memory_is_told_so_and_goes_on(works):

@@ -162,7 +162,7 @@ def test_a_disk_that_fills_up_loses_nothing_that_was_finished(tmp_path, monkeypa
     assert "No space left on device" in outcome.problems[0]
     assert (tmp_path / "out" / "06_first.json").read_text() == kept
     monkeypatch.setattr("labkit.course.report.write_atomic", full)
-    assert main.main(["report", "--out", str(tmp_path / "out")]) == 2
+    assert main.main(["report", str(tmp_path / "out")]) == 2
     assert "labkit: No space left on device" in capsys.readouterr().err
 
 
@@ -204,5 +204,5 @@ def test_start_claim_and_result_as_a_lesson_calls_them(tmp_path, capsys):
     assert re.search(r"^06_saving\s+passed\s+\d+\.\d\s+[\d.]+ MiB *$", printed, re.MULTILINE)
     assert f"Report: {(out / 'report.html').resolve()}" in printed
     (out / "report.html").unlink()
-    assert main.main(["report", "--out", str(out)]) == 0
+    assert main.main(["report", str(out)]) == 0
     assert "12.3 %" in (out / "report.html").read_text()

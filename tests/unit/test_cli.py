@@ -41,7 +41,7 @@ def test_the_commands_and_the_version(capsys):
         assert ended.value.code == 0
     printed = capsys.readouterr().out
     listed = set(re.findall(r"^    ([a-z-]+)\s", printed, re.MULTILINE))
-    assert listed >= {"doctor", "run", "report", "record", "cheat-sheet", "class", "models", "gpus"}
+    assert listed >= {"doctor", "run", "report", "record", "cheat-sheet", "models", "gpus"}
     assert listed >= {"estimate", "advise"}
     assert f"labkit {labkit.__version__}\n" in printed
 
@@ -60,7 +60,7 @@ def test_the_commands_and_the_version(capsys):
         (["run", "no_such_lesson"], "unknown lesson 'no_such_lesson'"),
         (["run", "DAMAGED"], "is not a valid notebook"),
         (["run", "LESSON", "--out", "LESSON"], "cannot write to the folder"),
-        (["report", "--out", "no/such/folder"], "there is no folder no/such/folder"),
+        (["report", "no/such/folder"], "there is no folder no/such/folder"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(capsys, lesson, tmp_path, arguments, words):

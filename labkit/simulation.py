@@ -30,7 +30,6 @@ from labkit.fake.mode import GPU_DEVICE, fake_tensors
 from labkit.fake.process_group import fake_ranks
 from labkit.fake.repeated_layers import DEEPER, SHALLOW, SHARDED_DEPTHS, extended_log
 from labkit.fake.streams import FakeStreams
-from labkit.fake.users_code import refuse_type_checks
 from labkit.hardware import catalogue, this_machine
 from labkit.hardware.catalogue import Gpu
 from labkit.runs import OutOfMemory, Run, named_categories, work_figures
@@ -125,8 +124,6 @@ def simulated_log(
     """Run the steps on fake tensors, before any allocator. Arguments and errors as `simulate`."""
     steps = positive_int(steps, "steps")
     parameters = check_arguments(experiment, parameters, steps=steps)
-    if gpu:
-        refuse_type_checks(experiment)
     device = GPU_DEVICE if gpu else torch.device("cpu")
     tracker = track(device=str(device), work=True)
     if gpu:

@@ -64,11 +64,6 @@ class Replay:
             peaks.append(max(self.highest_bytes[first:last], default=before))
         return tuple(peaks)
 
-    def after_step_bytes(self) -> tuple[int, ...]:
-        """Return what was reserved when each training step ended."""
-        ends = [bisect_left(self.indices, stop) for _, stop in self.trace.steps()]
-        return tuple(self.reserved_bytes[end - 1] if end else 0 for end in ends)
-
 
 def replay(
     trace: Trace,

@@ -82,10 +82,11 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option("--no-open", action="store_true", help="only copy")
     start.set_defaults(action=_start)
 
-    run = commands.add_parser(
-        "run", help="execute and check lessons, write one HTML report", parents=[tables.parameters]
-    )
+    run = commands.add_parser("run", help="execute and check lessons, write one HTML report")
     option = run.add_argument
+    given = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE")}
+    several = "set a parameter of the lesson; may be given several times"
+    option("-p", dest="parameters", help=several, **given)
     option("lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
     option("--out", default=RUN_FOLDER, help="folder (default: %(default)s)")
     option("--jobs", type=int, default=1, metavar="N", help="lessons at a time")

@@ -2,8 +2,7 @@
 
 The first two exit with 0 if something fits, 1 if nothing does, 2 for bad input.
 
-Limits: an experiment of the user's own is their code: it is run, and what it prints goes to
-standard error.
+Limits: what libraries print while a model is built goes to standard error.
 """
 
 import argparse
@@ -15,14 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.cli.tables import add_recipe_options, parameters, print_table, recipe_fields
+from labkit.cli.tables import add_recipe_options, print_table, recipe_fields
 from labkit.values import InputError, format_bytes
 
 _EXIT = "exit code: 0 if it fits, 1 if it does not, 2 for bad input"
-_MODEL = (
-    "a model of the table, a folder with config.json, or a hub id; or FILE.py:FUNCTION, an "
-    "experiment of your own"
-)
+_MODEL = "a model of the table, a folder with config.json, or a hub id"
 
 
 def add_commands(commands: Any) -> None:
@@ -45,7 +41,7 @@ def _add_estimate(commands: Any, common: argparse.ArgumentParser) -> None:
         "estimate",
         help="say what training a model takes on a GPU, without the GPU",
         epilog=_EXIT,
-        parents=[common, parameters],
+        parents=[common],
     )
     add_recipe_options(parser)
     option = parser.add_argument
@@ -53,10 +49,6 @@ def _add_estimate(commands: Any, common: argparse.ArgumentParser) -> None:
     option("--gpu", metavar="NAME", help=f"a GPU of the catalogue (default: {smallest})")
     option("--recipe", metavar="FILE.json", help="start from a recipe in a file")
     option("--exact", action="store_true", help="trace every layer, even if identical")
-    lengths = "rows of varied length: 60-768, a mean (400), or a file of whole numbers"
-    option("--lengths", metavar="LENGTHS", help=lengths)
-    steps = "how many steps of varied length (default: 300, or what the file has)"
-    option("--steps", type=int, metavar="N", help=steps)
     parser.set_defaults(action=_estimate)
 
 
@@ -95,23 +87,17 @@ def size(text: str) -> int:
 def _estimate(options: argparse.Namespace) -> int:
     from labkit.plan.estimate import estimate
     from labkit.plan.recipe import Recipe
-    from labkit.plan.user_code import argument_value
     from labkit.support.files import read_file
 
     recipe = None
     if options.recipe is not None:
         recipe = read_file(Path(options.recipe), Recipe.from_dict, "a recipe")
-    if options.lengths is not None:
-        return _estimate_lengths(options, recipe)
-    if options.steps is not None:
-        raise InputError("--steps goes with --lengths: steps of one length repeat each other")
     with _one_sentence(options.model):
         found = estimate(
             options.model,
             gpu=options.gpu,
             recipe=recipe,
             exact=options.exact,
-            parameters={name: argument_value(value) for name, value in options.parameters},
             host_memory_bytes=options.host_memory,
             **recipe_fields(options),
         )
@@ -119,28 +105,8 @@ def _estimate(options: argparse.Namespace) -> int:
     return 0 if found.fits else 1
 
 
-def _estimate_lengths(options: argparse.Namespace, recipe: Any) -> int:
-    from tqdm import tqdm
-
-    from labkit.plan.lengths import drawn_lengths, over_lengths
-    from labkit.plan.recipe import Recipe
-
-    if options.parameters or options.host_memory or options.exact:
-        raise InputError("--lengths goes with neither -p, --host-memory nor --exact")
-    fields = recipe_fields(options)
-    recipe = (recipe or Recipe()).but(**fields)
-    lengths = drawn_lengths(options.lengths, steps=options.steps, batch_size=recipe.batch_size)
-    bar = tqdm(total=len(set(lengths)), unit="length", leave=False, disable=None)  # if a terminal
-    with bar, _one_sentence(options.model):
-        found = over_lengths(
-            options.model, lengths=lengths, gpu=options.gpu, recipe=recipe, report=bar.update
-        )
-    print(_as_text(found, options))
-    return 0 if found.fits else 1
-
-
 def _advise(options: argparse.Namespace) -> int:
-    from labkit.plan.advice import Advice, advise
+    from labkit.plan.advice import advise
 
     if options.write is not None and Path(options.write).exists():
         raise InputError(f"{options.write} exists: name another file for the script")
@@ -153,8 +119,6 @@ def _advise(options: argparse.Namespace) -> int:
             only=options.only,
             host_memory_bytes=options.host_memory,
         )
-    if options.write is not None and not isinstance(advice, Advice):
-        raise InputError("a script is written for a model by name, not for your own experiment")
     print(_as_text(advice, options))
     if options.write is not None and advice.fitting:
         print(f"Script: {advice.write(options.write)}", file=sys.stderr)
@@ -191,12 +155,12 @@ def _as_text(found: Any, options: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def _one_sentence(model: str) -> Iterator[None]:
-    """Turn what other people's code raises into one sentence; print its output to stderr."""
+    """Turn what libraries raise into one sentence; print their output to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except InputError as error:
         raise InputError(" ".join(str(error).split())) from error
-    except (Exception, SystemExit) as error:  # the user's config or file may raise anything
+    except Exception as error:  # a config may make transformers raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise InputError(f"{model} cannot be simulated: {reason}") from error

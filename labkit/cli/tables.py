@@ -1,4 +1,4 @@
-"""What the commands of `labkit` share: tables on the terminal, the end of a run, option types.
+"""What the commands of `labkit` share: tables on the terminal, the end of a run, recipe options.
 
 Limits: where the output is no terminal, tables are 160 characters wide.
 """
@@ -9,19 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 WIDTH_WITHOUT_TERMINAL = 160
-
-#: A parent of parsers: arguments of what is run.
-parameters = argparse.ArgumentParser(add_help=False)
-parameters.add_argument(
-    "-p",
-    nargs=2,
-    action="append",
-    default=[],
-    metavar=("NAME", "VALUE"),
-    dest="parameters",
-    help="set a parameter of the lesson or of your experiment; may be given several times",
-)
-
 
 _RECIPE_HELP = {
     "batch_size": "sequences in one forward pass",

@@ -1,49 +1,53 @@
-"""What names CUDA in an experiment means the simulated GPU.
+"""What names CUDA in an experiment: autocast means the simulated GPU, anything else is refused.
 
-In a simulation the GPU is the device `GPU_DEVICE`, whose type is ``cpu``: ``model.cuda()`` would
-fail, and ``torch.autocast("cuda")`` would do nothing, as without a GPU. Inside `cuda_names`
+The simulated GPU is `GPU_DEVICE`, whose type is ``cpu``. There ``torch.autocast("cuda")`` would
+do nothing, as without a GPU, and ``torch.cuda`` would answer for this machine. Inside `cuda_names`
 
-- ``"cuda"`` as the device of a tensor, of a module or by default is the simulated GPU;
 - autocast, what it answers about itself, and ``GradScaler`` for CUDA are the simulated GPU's;
-- `labkit.fake.cuda_functions` answers for ``torch.cuda`` and ``torch.accelerator``, or refuses.
+- the user's code that asks ``torch.cuda`` or ``torch.accelerator``, or compares the type of the
+  simulated device, is refused with its line; so is ``"cuda"`` as a device (`labkit.fake.mode`).
 
-Limits: libraries that compare a device's type with ``"cuda"`` take their CPU's way.
+Installed libraries get this machine's answers and take their CPU's way.
+
+Limits: functions that a file imports by their names (``from torch.cuda import is_available``) are
+not seen, nor is ``str(device)``.
 """
 
-import re
+import ctypes
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_device
 
-from labkit.fake.cuda_functions import GPU_DEVICE, asks_simulation, function_patches
-from labkit.fake.users_code import refuse
-from labkit.hardware.catalogue import Gpu
+from labkit.fake.users_code import is_users, refuse, refuse_cuda
+
+#: What stands for the GPU: fake tensors keep it apart from plain "cpu", which is the host. Mixing
+#: the two is refused as on a real GPU, and a copy between them is a copy.
+GPU_DEVICE = torch.device("cpu", 0)
 
 
 @contextmanager
-def cuda_names(gpu: Gpu) -> Iterator[None]:
-    """Inside, the names of CUDA stand for the simulated ``gpu``."""
+def cuda_names() -> Iterator[None]:
+    """Inside, CUDA's autocast is the simulated GPU's, and the user's code may ask CUDA nothing."""
     with ExitStack() as stack:
         stack.callback(_restore_default_device, _chosen_default_device())
         # The type that is used where none is named: CUDA's is float16, the CPU's bfloat16.
         stack.callback(torch.set_autocast_dtype, "cpu", torch.get_autocast_dtype("cpu"))
         torch.set_autocast_dtype("cpu", torch.get_autocast_dtype("cuda"))
-        for patch in (*_autocast_patches(), *function_patches(gpu)):
+        for patch in (*_autocast_patches(), *_refusing_patches()):
             stack.enter_context(patch)
-        outside = default_device.CURRENT_DEVICE
-        if outside is not None and outside.type == "cuda":
-            stack.enter_context(default_device.DeviceContext(GPU_DEVICE))
-        stack.enter_context(_CudaDevices())
+        stack.enter_context(_checked_device_type())
+        stack.enter_context(_MadeFromData())
         yield
 
 
@@ -58,25 +62,17 @@ def _restore_default_device(before: torch.device | None) -> None:
         torch.set_default_device(before)
 
 
-# --- devices --------------------------------------------------------------------------------------
-
-
-class _CudaDevices(TorchFunctionMode):
-    """Puts on the simulated GPU what PyTorch's functions are to put on ``cuda``."""
+class _MadeFromData(TorchFunctionMode):
+    """Puts what is made of numbers on the simulated GPU; refuses questions that name CUDA."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if func == _IS_CUDA:
-            return args[0].device == GPU_DEVICE and asks_simulation(sys._getframe(1))
+        kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
-            func = _cuda
-        if func is torch.device and type((*args, None)[0]) is not int:
-            return _here(func(*args, **kwargs))
-        numbered = func in _NUMBERED
-        args = tuple(_here(a) if numbered or type(a) is not int else a for a in args)
-        if "device" in kwargs:
-            kwargs["device"] = _here(kwargs["device"])
+            refuse_cuda()
         out = func(*args, **kwargs)
+        asks = func == _IS_CUDA or (func is torch.device and out.type == "cuda")
+        if asks and is_users(sys._getframe(1).f_code):
+            refuse_cuda()
         if func in _FROM_DATA:
             # PyTorch builds a real CPU tensor first and forgets which CPU.
             device = args[0].device if func is torch.Tensor.new_tensor else None
@@ -86,36 +82,95 @@ class _CudaDevices(TorchFunctionMode):
         return out
 
 
-# These take a GPU's number without its name.
-_NUMBERED = {torch.device, torch.Tensor.to, torch._C._nn._parse_to}
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 _IS_CUDA = torch.Tensor.is_cuda.__get__
 
 
-def _here(value: Any) -> Any:
-    """`GPU_DEVICE` for a device that is CUDA's, or a GPU's number; any other value as it is."""
-    if type(value) is int:
-        index = value
-    elif isinstance(value, str) and _CUDA_DEVICE.fullmatch(value):
-        index = int(value.partition(":")[2] or 0)
-    elif isinstance(value, torch.device) and value.type == "cuda":
-        index = value.index or 0
-    elif isinstance(value, str) and value.startswith("torch.cuda."):
-        refuse(f"names a tensor type of CUDA's, {value!r}. Write .to(device) and a dtype instead.")
-    else:
-        return value
-    own = dist.get_rank() if dist.is_initialized() else 0
-    if index not in (0, own):
-        refuse(f"names GPU {index}: a simulation has one, {own}. Use the device that is given.")
-    return GPU_DEVICE
+# --- what is refused ------------------------------------------------------------------------------
 
 
-_CUDA_DEVICE = re.compile(r"cuda(:\d+)?")
+class _Guarded(ModuleType):
+    """A module of PyTorch's that answers for this machine's GPU, closed to the user's code."""
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(module.__name__)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        frame = sys._getframe(1)
+        if name == "is_available" and frame.f_globals.get("__name__") == _DATA_LOADER:
+            return lambda: True  # it pins memory where there is a GPU
+        if name != "amp" and is_users(frame.f_code):
+            refuse_cuda()
+        return getattr(self._module, name)
 
 
-def _cuda(tensor, device=None, non_blocking=False, memory_format=torch.preserve_format):
-    device = GPU_DEVICE if device is None else _here(device)
-    return tensor.to(device, non_blocking=non_blocking, memory_format=memory_format)
+_DATA_LOADER = "torch.utils.data.dataloader"
+#: The other questions of ``torch.backends``; its switches change speed, or kernels that
+#: `labkit.fake.attention` chooses by them.
+_QUESTIONS = (
+    (torch.backends.cudnn, "is_available"),
+    (torch.backends.cuda, "is_built"),
+    (torch.backends.cuda, "is_flash_attention_available"),
+    (torch.backends.cuda, "can_use_flash_attention"),
+    (torch.backends.cuda, "can_use_efficient_attention"),
+    (torch.backends.cuda, "can_use_cudnn_attention"),
+)
+
+
+def _refusing_patches() -> Iterator[AbstractContextManager]:
+    for name in ("cuda", "accelerator"):
+        yield mock.patch.object(torch, name, _Guarded(getattr(torch, name)))
+    for module, name in _QUESTIONS:
+        yield mock.patch.object(module, name, _refusing_user(getattr(module, name)))
+
+
+def _refusing_user(function: Callable) -> Callable:
+    def checked(*args: Any, **options: Any) -> Any:
+        if is_users(sys._getframe(1).f_code):
+            refuse_cuda()
+        return function(*args, **options)
+
+    return checked
+
+
+_TYPE = torch.device.type
+
+
+@contextmanager
+def _checked_device_type() -> Iterator[None]:
+    """Inside, the user's code may hand on ``GPU_DEVICE.type``, but not compare it: it is "cpu"."""
+
+    def checked(device: torch.device) -> str:
+        kind = _TYPE.__get__(device)
+        asked = device == GPU_DEVICE and is_users(sys._getframe(1).f_code)
+        return _SimulatedType(kind) if asked else kind
+
+    # torch.device is written in C and refuses setattr: write to the dictionary behind it, and drop
+    # what the interpreter has cached.
+    attributes = gc.get_referents(vars(torch.device))[0]
+    before = attributes["type"]
+
+    def show(value: Any) -> None:
+        attributes["type"] = value
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.device))
+
+    show(property(checked))
+    try:
+        yield
+    finally:
+        show(before)
+
+
+class _SimulatedType(str):
+    """The type of the simulated device as the user's code sees it."""
+
+    __slots__ = ()
+    __eq__ = _refusing_user(str.__eq__)
+    __ne__ = _refusing_user(str.__ne__)
+    __hash__ = _refusing_user(str.__hash__)
+    __contains__ = _refusing_user(str.__contains__)
+    startswith = _refusing_user(str.startswith)
 
 
 # --- autocast and loss scaling --------------------------------------------------------------------

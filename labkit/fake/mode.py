@@ -33,9 +33,8 @@ from torch.utils._pytree import tree_leaves
 from labkit.fake.attention import cuda_attention_choice
 from labkit.fake.autocast import cuda_autocast_rules, cuda_operators
 from labkit.fake.bitsandbytes import fake_bitsandbytes
-from labkit.fake.cuda_functions import GPU_DEVICE
-from labkit.fake.cuda_names import cuda_names, no_cuda
-from labkit.fake.users_code import line_of_error, refuse
+from labkit.fake.cuda_names import GPU_DEVICE, cuda_names, no_cuda
+from labkit.fake.users_code import NAMES_CUDA, line_of_error, refuse_cuda
 from labkit.hardware.catalogue import Gpu
 from labkit.values import InputError
 
@@ -78,7 +77,7 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
         push(fake_bitsandbytes(as_cuda=as_cuda))
         push(_LibraryAnswers())
         if as_cuda:
-            push(cuda_names(gpu))
+            push(cuda_names())
             push(cuda_operators())
             push(patch(FakeTensor, "data", _data, create=True))
             push(cuda_autocast_rules())
@@ -90,12 +89,9 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
         try:
             yield
         except (AssertionError, AttributeError, RuntimeError) as error:
-            if "cuda" not in str(error).lower():
+            if not any(name in str(error).lower() for name in ("cuda", "nvidia", "accelerator")):
                 raise
-            raise InputError(
-                f"{line_of_error(error)} needs CUDA itself, which a simulation has not: "
-                + str(error).partition("\n")[0]
-            ) from error
+            raise InputError(f"{line_of_error(error)} {NAMES_CUDA}") from error
 
 
 def _packs_nothing(*args: Any, **kwargs: Any) -> None:
@@ -117,10 +113,7 @@ class _LibraryAnswers(TorchDispatchMode):
                 return answer
         device = kwargs.get("device")
         if device is not None and torch.device(device).type not in ("cpu", "meta"):
-            refuse(
-                f"puts a tensor on {str(device)!r}. Use the device that it is given: a "
-                "simulation stands for the GPU with fake tensors on the CPU."
-            )
+            refuse_cuda()
         if func._schema.is_mutable:
             real = [t for t in tree_leaves(args) if type(t) is Parameter or type(t) is torch.Tensor]
             if any(t.is_floating_point() and t.device.type != "meta" for t in real):

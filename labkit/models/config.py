@@ -60,8 +60,11 @@ def find_config(source: "str | Path | PreTrainedConfig") -> "tuple[str, PreTrain
     if isinstance(source, PreTrainedConfig):
         name = type(source).__name__.removesuffix("Config")
         return name, _checked(copy.deepcopy(source), "the config")
-    if not isinstance(source, str | Path):
-        raise InputError(f"a model is a name, a folder or a config, not {shown(source)}")
+    if not isinstance(source, str | Path) or re.search(r"\.py(:|$)", str(source)):
+        raise InputError(
+            f"a model is a name, a folder or a config, not {shown(source)}: `labkit phantom` runs "
+            "your script, lab.simulate a step that is written as a function"
+        )
     text = str(source)
     if text.lower().replace("_", "-") not in map(str.lower, MODELS):
         path = os.path.expanduser(text)
@@ -134,8 +137,8 @@ def _checked(made: "PreTrainedConfig", what: str) -> "PreTrainedConfig":
     kind = made.model_type
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not image_tokens(made):
         raise InputError(
-            f"{what} is of the type {kind!r}, which is no causal language model: write its step as "
-            "a function, FILE.py:FUNCTION"
+            f"{what} is of the type {kind!r}, which is no causal language model: run your script "
+            "with `labkit phantom`, or give its step as a function to lab.simulate"
         )
     text = made.get_text_config()
     for field, most in _BOUNDS.items():

@@ -23,10 +23,8 @@ from labkit.hardware import catalogue
 from labkit.hardware.catalogue import GPUS, Gpu
 from labkit.models.config import find_config
 from labkit.plan.estimate import MOST_HOST_BYTES
-from labkit.plan.own_advice import OwnAdvice, advise_own
 from labkit.plan.recipe import MOST_SEQUENCE
 from labkit.plan.search import GROUPS, Option, Room, Search, bound_text
-from labkit.plan.user_code import own_experiment
 from labkit.values import InputError, as_printed, format_bytes, one_of, positive_int, table_lines
 
 if TYPE_CHECKING:
@@ -235,13 +233,12 @@ def advise(
     only: str | None = None,
     margin: float = MARGIN,
     host_memory_bytes: int | None = None,
-) -> Advice | OwnAdvice:
+) -> Advice:
     """Return recipes that fit ``model`` on ``gpu``: the best of each group, and all tried.
 
     Args:
         model: a model of the table, a folder with a ``config.json``, a hub id when online, a
-            transformers config; or an experiment of your own, as for `estimate`, of which the
-            arguments that `plan.own_advice` knows are tried.
+            transformers config.
         gpu: a name from the catalogue.
         gpus: how many of them: in data parallel, each with a copy, or sharing one model
             (``fully_shard``).
@@ -265,11 +262,6 @@ def advise(
         positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
         host_share = host_memory_bytes // gpus
     room = Room(math.floor(gpu.budget_bytes * (1 - margin)), host_share)
-    experiment = own_experiment(model)
-    if experiment is not None:
-        if gpus > 1 or seq_len is not None or only is not None:
-            raise InputError("gpus, seq_len and the kind of training are for models by name")
-        return advise_own(experiment, gpu, room)
     name, config = find_config(model)
     search = Search(config, gpu, gpus, _sequence(seq_len, config), only, room)
     search.all()

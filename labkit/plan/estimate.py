@@ -18,7 +18,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from labkit.experiment import name_of
 from labkit.fake.process_group import fake_ranks
 from labkit.fake.repeated_layers import SHALLOW, SHARDED_DEPTHS, depths_of, extended_log
 from labkit.fake.repeated_steps import continued
@@ -29,7 +28,6 @@ from labkit.models.config import find_config
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
 from labkit.plan.training import training
-from labkit.plan.user_code import own_experiment
 from labkit.runs import Run
 from labkit.simulation import Log, run_of, simulated_log
 from labkit.trace import Category, Trace
@@ -47,11 +45,10 @@ _BAR = 40  # characters
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one recipe, or one experiment of the user's own, takes on one GPU.
+    """What one recipe takes on one GPU.
 
     Attributes:
-        model, gpu: what was asked for.
-        recipe: None for an experiment of the user's own.
+        model, gpu, recipe: what was asked for.
         run: the simulated run, with its trace, its work and its host memory.
         floor_bytes: what no schedule of this recipe can avoid (see `floor_bytes`).
         exact: False if identical layers, or accumulated batches, were traced once and repeated.
@@ -61,7 +58,7 @@ class Estimate:
 
     model: str
     gpu: Gpu
-    recipe: Recipe | None
+    recipe: Recipe
     run: Run = field(repr=False)
     floor_bytes: int
     exact: bool
@@ -94,8 +91,7 @@ class Estimate:
         """What the host has too little for all GPUs; 0 where its size was not given."""
         if self.host_limit_bytes is None:
             return 0
-        ranks = self.recipe.ranks if self.recipe else 1
-        return max(0, ranks * self.run.host_bytes - self.host_limit_bytes)
+        return max(0, self.recipe.ranks * self.run.host_bytes - self.host_limit_bytes)
 
     @property
     def fits(self) -> bool:
@@ -109,8 +105,7 @@ class Estimate:
             "model": self.model,
             "gpu": self.gpu.key,
             "gpu_assumed": self.assumed,
-            "recipe": self.recipe.to_dict() if self.recipe else None,
-            "parameters": {} if self.recipe else dict(run.parameters),
+            "recipe": self.recipe.to_dict(),
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "floor_bytes": self.floor_bytes,
@@ -133,12 +128,10 @@ class Estimate:
     def __str__(self) -> str:
         """Write the verdict first, then what it rests on."""
         run = self.run
-        given = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
-        what = self.recipe or given or "your own experiment"
         lines = [f"{self.model} on {self.gpu.name}: {self._verdict()}"]
-        lines += [f"  {line}" for line in (what, self.assumed, run.oom) if line]
+        lines += [f"  {line}" for line in (self.recipe, self.assumed, run.oom) if line]
         host = "in the computer's own memory"
-        if self.recipe and self.recipe.ranks > 1:
+        if self.recipe.ranks > 1:
             host += ", for each GPU"
         if self.host_limit_bytes:
             host += f", which has {format_bytes(self.host_limit_bytes)}"
@@ -186,7 +179,6 @@ def estimate(
     gpu: str | Gpu | None = None,
     recipe: Recipe | None = None,
     exact: bool = False,
-    parameters: Mapping[str, Any] | None = None,
     host_memory_bytes: int | None = None,
     **fields: Any,
 ) -> Estimate:
@@ -194,13 +186,11 @@ def estimate(
 
     Args:
         model: a model of the table, a folder with a ``config.json``, a hub id when online, a
-            transformers config; or an experiment of your own: the function, or
-            ``"FILE.py:FUNCTION"``, whose file is then run.
+            transformers config. For a step of your own there is `simulate`.
         gpu: a name from the catalogue; by default the pretended GPU, else this machine's, else the
             first of ``COMMON_GPUS`` that can run the recipe.
         recipe: how it is trained; by default plain fp32 with AdamW.
         exact: trace every layer, even if they are identical.
-        parameters: arguments of an experiment of your own.
         host_memory_bytes: memory of the machine that holds all GPUs, to be judged too.
         **fields: fields of the recipe to change, ``precision="bf16"``.
 
@@ -211,36 +201,21 @@ def estimate(
     started = time.perf_counter()
     if host_memory_bytes is not None:
         positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
-    experiment = own_experiment(model)
-    if experiment is None:
-        recipe = (recipe or Recipe()).but(**fields)
-        if parameters:
-            raise InputError("parameters are for an experiment of your own, not for a model")
-    elif recipe is not None or fields:
-        raise InputError(
-            "a recipe is for models by name: your own experiment takes its own arguments "
-            "(parameters={...}, on the command line -p NAME VALUE)"
-        )
+    recipe = (recipe or Recipe()).but(**fields)
     assumed = None
     if gpu is None:
         gpu, assumed = assumed_gpu(recipe)
     gpu = catalogue.gpu(gpu)
-    if experiment is not None:
-        name = name_of(experiment)
-        log = simulated_log(experiment, gpu=gpu, **(parameters or {}))
-        found = RecipeLog(log, one_layer_bytes(log.trace), exact=True)
-    else:
-        recipe.check(gpu)
-        name, config = find_config(model)
-        found = recipe_log(config, recipe, gpu, exact=exact)
+    recipe.check(gpu)
+    name, config = find_config(model)
+    found = recipe_log(config, recipe, gpu, exact=exact)
     run = run_of(found.log, gpu, name=name)
-    accumulated = recipe is not None and recipe.accumulate > 1
     return Estimate(
         model=name,
         gpu=gpu,
         recipe=recipe,
         run=run,
-        floor_bytes=floor_bytes(run.trace, found.layer_bytes, accumulated=accumulated),
+        floor_bytes=floor_bytes(run.trace, found.layer_bytes, accumulated=recipe.accumulate > 1),
         exact=found.exact,
         assumed=assumed,
         host_limit_bytes=host_memory_bytes,
@@ -248,8 +223,8 @@ def estimate(
     )
 
 
-def assumed_gpu(recipe: Recipe | None) -> tuple[Gpu, str]:
-    """Return the GPU where none is named, and why: for ``recipe``, or the user's own experiment.
+def assumed_gpu(recipe: Recipe) -> tuple[Gpu, str]:
+    """Return the GPU for ``recipe`` where none is named, and why.
 
     Raises:
         InputError: this machine's GPU cannot run the recipe, nor can any of ``COMMON_GPUS``.
@@ -261,8 +236,7 @@ def assumed_gpu(recipe: Recipe | None) -> tuple[Gpu, str]:
         return here, f"No GPU was named: this machine has an {here.name}."
     for gpu in map(catalogue.gpu, COMMON_GPUS):
         with suppress(InputError):
-            if recipe is not None:
-                recipe.check(gpu)
+            recipe.check(gpu)
             why = f"the {gpu.name} is the smallest common one that can run this"
             return gpu, f"No GPU was named: {why}."
     raise InputError(f"say which GPU: neither {' nor '.join(COMMON_GPUS)} can run this recipe")

@@ -82,28 +82,33 @@ import torch
 import labkit as lab
 from labkit.allocator.replay import ReplayedCuda
 from labkit.dispatch import measured_or_replayed
+from labkit.fake.repeated_steps import continued
 from labkit.hardware import cuda, this_machine
-from labkit.plan.lengths import drawn_lengths, over_lengths
 
-model, recipe = "SmolLM2-135M", lab.Recipe(batch_size=4)
-lengths = drawn_lengths("60-768", steps=10, batch_size=recipe.batch_size)
-found = over_lengths(model, lengths=lengths, gpu=this_machine.this_gpu(), recipe=recipe)
-orders = {"longest first": sorted(lengths, reverse=True)}
+model, recipe, gpu = "SmolLM2-135M", lab.Recipe(batch_size=4), this_machine.this_gpu()
+lengths = (606, 694, 130, 744, 512, 701, 755, 388, 760, 570)
+traces = {n: lab.estimate(model, gpu=gpu, recipe=recipe, seq_len=n).run.trace for n in lengths}
+trace = continued(traces, lengths)
+longest_first = sorted(lengths, reverse=True)
+ways = (
+    (lengths, trace, False),
+    (longest_first, continued(traces, longest_first), False),
+    (lengths, trace, True),
+)
 
 
 def train(device, lengths):
     yield from lab.training(model, recipe, lengths=lengths)(device)
 
 
-for name, way in found.ways.items():
-    expandable = name == "expandable segments"
-    asked, steps = measured_or_replayed(
-        train, orders.get(name, lengths), gpu="t4", expandable_segments=expandable
-    )
+for order, trace_in_order, expandable in ways:
+    asked, steps = measured_or_replayed(train, order, gpu="t4", expandable_segments=expandable)
+    replayed = ReplayedCuda(trace_in_order, gpu, expandable_segments=expandable)
     torch.cuda.reset_peak_memory_stats()
-    reserved = tuple(asked.memory_reserved() for _ in steps)
-    print(reserved == way.after_step_bytes(), len(set(reserved)) > 1)
-    print(torch.cuda.max_memory_allocated() == way.peak_allocated_bytes)
+    reserved = [asked.memory_reserved() for _ in steps]
+    said = [replayed.memory_reserved() for _ in replayed.steps()]
+    print(reserved == said, len(set(reserved)) > 1)
+    print(torch.cuda.max_memory_allocated() == replayed.max_memory_allocated())
     steps.close()
     cuda.free_memory()
     print(torch.cuda.memory_reserved() == 0)
@@ -118,7 +123,7 @@ def ask(cuda):
 
 torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 torch.cuda.reset_peak_memory_stats()
-replayed = ReplayedCuda(found.ways["ordinary"].trace, this_machine.this_gpu())
+replayed = ReplayedCuda(trace, gpu)
 steps = replayed.steps()
 for _ in lab.training(model, recipe, lengths=lengths[:3])(torch.device("cuda")):
     next(steps)

@@ -74,7 +74,13 @@ def run(tmp_path, capfd):
     return run
 
 
-def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(run, tmp_path):
+def experiment_of(text):
+    names = {}
+    exec(text, names)
+    return names["experiment"]
+
+
+def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(run):
     verdict, printed = run(SCRIPT)
     [answer] = verdict.answers
     [gpu] = answer.gpus
@@ -83,26 +89,24 @@ def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(
     assert answer.steps == 3
     assert [gpu.peak_allocated_bytes, gpu.peak_reserved_bytes] == list(map(int, printed.split()))
     assert sum(gpu.made_of.values()) == gpu.peak_allocated_bytes
-    (tmp_path / "step.py").write_text(STEP)
-    estimated = lab.estimate(f"{tmp_path}/step.py:experiment", gpu="rtx-4090")
-    assert estimated.peak_reserved_bytes == gpu.peak_reserved_bytes
+    simulated = lab.simulate(experiment_of(STEP), gpu="rtx-4090")
+    assert simulated.reserved_bytes == gpu.peak_reserved_bytes
     for category in ("weights", "gradients", "optimizer"):
-        assert gpu.made_of.get(category, 0) == estimated.run.bytes_of(category)
+        assert gpu.made_of.get(category, 0) == simulated.bytes_of(category)
     assert (gpu.allocated_at.phase, gpu.allocated_at.step) == ("backward", 2)
-    assert answer.work.flops == {"fp32": estimated.run.flops}
+    assert answer.work.flops == {"fp32": simulated.flops}
     # What the host moves is not counted here.
-    assert answer.work.moved_bytes == pytest.approx(estimated.run.moved_bytes, rel=1e-4)
+    assert answer.work.moved_bytes == pytest.approx(simulated.moved_bytes, rel=1e-4)
     assert answer.work.crossing_bytes == answer.work.sent_bytes == 0
-    assert f"{estimated.run.flops / 1e12:.4g} TFLOP" in str(verdict)
+    assert f"{simulated.flops / 1e12:.4g} TFLOP" in str(verdict)
 
 
-def test_attention_without_a_fused_kernel_computes_what_the_mask_hides_too(run, tmp_path):
+def test_attention_without_a_fused_kernel_computes_what_the_mask_hides_too(run):
     size = "vocab_size=8000,"
     shared = size + " num_key_value_heads=2,"  # which no fused kernel takes in FP32
     verdict, _ = run(SCRIPT.replace(size, shared))
-    (tmp_path / "step.py").write_text(STEP.replace(size, shared))
-    estimated = lab.estimate(f"{tmp_path}/step.py:experiment", gpu="rtx-4090")
-    assert verdict.answers[0].work.flops == {"fp32": estimated.run.flops}
+    simulated = lab.simulate(experiment_of(STEP.replace(size, shared)), gpu="rtx-4090")
+    assert verdict.answers[0].work.flops == {"fp32": simulated.flops}
 
 
 def test_what_crosses_the_link_is_counted_and_takes_its_time(run):

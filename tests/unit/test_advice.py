@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ import labkit as lab
 from labkit.hardware.bound import least_seconds
 from labkit.hardware.catalogue import GPUS, gpus
 from labkit.models import catalogue
-from labkit.plan import candidates, own_advice, search
+from labkit.plan import candidates, search
 from labkit.plan.recipe import Recipe
 from labkit.plan.shapes import shapes_of
 from labkit.values import GIB, MIB, InputError
@@ -342,51 +341,3 @@ def test_the_default_length_is_what_the_model_takes(guessed):
     assert lab.advise(config, "t4").seq_len == 256
     with pytest.raises(InputError, match="at most 256"):
         lab.advise(config, "t4", seq_len=257)
-
-
-# --- an experiment of the user's own --------------------------------------------------------------
-
-
-def own(device, batch_size=4, precision="fp32", checkpointing=False, width=512):
-    if precision == "amp-bf16":
-        raise ValueError("this one cannot\nautocast")
-    dtype = lab.dtype_of(precision)
-    model = torch.nn.Linear(width, width, device=device, dtype=dtype)
-    while True:
-        loss = model(torch.ones(batch_size * 1024, width, device=device, dtype=dtype)).sum()
-        loss.backward()
-        yield loss
-
-
-def test_the_arguments_of_ones_own_experiment_are_tried():
-    found = lab.advise(own, SMALL_GPU)
-    assert found.tried == ["batch_size", "precision", "checkpointing"]
-    assert found.left == ["width"]
-    assert len(found.refused) == 2
-    settings = [option.run.parameters for option in found.fitting]
-    for checkpointing in (False, True):
-        largest = {
-            precision: max(
-                setting["batch_size"]
-                for setting in settings
-                if (setting["precision"], setting["checkpointing"]) == (precision, checkpointing)
-            )
-            for precision in ("fp32", "bf16")
-        }
-        assert largest["bf16"] == 2 * largest["fp32"] == 32
-    bounds = [own_advice._seconds(option) for option in found.fitting]
-    assert bounds == sorted(bounds)
-    text = str(found)
-    assert "Not tried, for advice does not know them: width." in text
-    assert "Not tried: checkpointing False, precision amp-bf16: ValueError: this one cannot" in text
-    assert json.loads(json.dumps(found.to_dict()))["options"][0]["fits"] is True
-
-
-def test_ones_own_experiment_is_held_to_the_hosts_memory():
-    def offloading(device, batch_size=1):
-        kept = torch.ones(batch_size * MIB, device="cpu")
-        while True:
-            yield torch.ones(8, device=device).sum() + len(kept)
-
-    found = lab.advise(offloading, "t4", host_memory_bytes=17 * MIB)
-    assert max(option.run.parameters["batch_size"] for option in found.fitting) == 4

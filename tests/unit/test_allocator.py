@@ -406,7 +406,8 @@ def test_a_replayed_step_fails_as_a_step_does():
     found = replay(failing_log(), budget_bytes=80 * MIB)
     steps = cuda.steps()
     assert next(steps) == 1
-    assert cuda.memory_reserved() == found.after_step_bytes()[0]
+    [(_, stop), _] = found.trace.steps()
+    assert cuda.memory_reserved() == found.reserved_bytes[found.indices.index(stop) - 1]
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 40"):
         next(steps)
     assert cuda.memory_allocated() == found.failure.live_bytes

@@ -1,16 +1,13 @@
 """Steps of varied length: one trace spliced from two-step traces, and what it reserves."""
 
-import json
-
 import pytest
 
 import labkit as lab
 from benchmarks.setups import tiny_config
-from labkit.cli.main import main
+from labkit.allocator.replay import ReplayedCuda
 from labkit.dispatch import measured_or_replayed
 from labkit.fake.repeated_steps import continued
 from labkit.plan.estimate import recipe_log
-from labkit.plan.lengths import drawn_lengths, over_lengths
 from labkit.plan.recipe import Recipe
 from labkit.plan.training import training
 from labkit.simulation import simulated_log
@@ -54,76 +51,18 @@ def test_a_splice_needs_two_steps():
         continued({1: trace}, (1, 1))
 
 
-def test_lengths_are_drawn_as_they_are_described(tmp_path):
-    drawn = drawn_lengths("60-768", steps=1000)
-    assert drawn == drawn_lengths("60-768", steps=1000) != drawn_lengths("60-768", seed=1)
-    assert (min(drawn), max(drawn)) == (60, 768)
-    assert len(drawn_lengths("60-768")) == 300
-    padded = drawn_lengths("60-768", steps=1000, batch_size=4)
-    assert sum(padded) / 1000 == pytest.approx(60 + 709 * 4 / 5, rel=0.02)  # the longest of four
-    by_mean = drawn_lengths("400", steps=10_000)
-    assert sum(by_mean) / 10_000 == pytest.approx(400, rel=0.02)
-    assert max(by_mean) <= 1600
-    rows = tmp_path / "rows.txt"
-    rows.write_text("10 20\n30\n")
-    assert drawn_lengths(str(rows)) == (10, 20, 30)
-    assert drawn_lengths(str(rows), batch_size=2) == (20, 30)
-    assert drawn_lengths(str(rows), steps=4) == (10, 20, 30, 10)
-
-
-@pytest.mark.parametrize("text", ["768-60", "0-5", "0", "no/such/file", "9999999-99999999"])
-def test_other_lengths_are_refused(text):
-    with pytest.raises(InputError, match="length"):
-        drawn_lengths(text)
-
-
-@pytest.mark.parametrize("content", ["", "12 twelve", "-3"])
-def test_files_without_lengths_are_refused(content, tmp_path):
-    rows = tmp_path / "rows.txt"
-    rows.write_text(content)
-    with pytest.raises(InputError, match="whole numbers, one for each row"):
-        drawn_lengths(str(rows))
-
-
-def test_what_is_reserved_grows_until_every_length_has_been_there():
-    found = over_lengths(tiny_config(), lengths=LENGTHS, gpu="t4", batch_size=4)
-    ordinary = found.ways["ordinary"]
-    assert found.fits
-    assert len(ordinary.after_step_bytes()) == len(LENGTHS)
-    assert ordinary.after_step_bytes()[0] < ordinary.after_step_bytes()[-1]
-    assert ordinary.peak_reserved_bytes > found.ways["longest first"].peak_reserved_bytes
-    assert "rows of 64 to 300 tokens, 8 steps" in str(found)
-    same = over_lengths(tiny_config(), lengths=[300, 300], gpu="t4", batch_size=4).ways
-    estimate = lab.estimate(tiny_config(), gpu="t4", batch_size=4, seq_len=300)
-    assert same["ordinary"].peak_reserved_bytes == estimate.peak_reserved_bytes
-
-
-def test_without_a_gpu_the_steps_of_an_experiment_are_replayed():
+@pytest.mark.parametrize("expandable", [False, True])
+def test_without_a_gpu_the_steps_of_an_experiment_are_replayed(expandable):
     recipe = Recipe(batch_size=4)
-    ways = over_lengths(tiny_config(), lengths=LENGTHS, gpu="t4", recipe=recipe).ways
 
-    def train(device, lengths, layers=None):
-        yield from training(tiny_config(), recipe, lengths=lengths)(device, layers)
+    def train(device, lengths):
+        yield from training(tiny_config(), recipe, lengths=lengths)(device)
 
-    for way, expandable in {"ordinary": False, "expandable segments": True}.items():
-        cuda, steps = measured_or_replayed(
-            train, list(LENGTHS), gpu="t4", expandable_segments=expandable
-        )
-        assert tuple(cuda.memory_reserved() for _ in steps) == ways[way].after_step_bytes()
-
-
-def test_the_command_says_what_fits(capsys):
-    command = ["estimate", "SmolLM2-135M", "--gpu", "t4", "--lengths", "500-768", "--json"]
-    assert main([*command, "--steps", "3", "--batch-size", "10"]) == 1
-    record = json.loads(capsys.readouterr().out)
-    assert record["ways"]["ordinary"]["failure"].startswith("out of memory")
-    assert len(record["lengths"]) == 3
-
-    for more, reason in {
-        ("--steps", "0"): "steps must be",
-        ("--exact",): "--lengths goes with neither",
-        ("--accumulate", "2"): "leave out accumulate",
-    }.items():
-        assert main([*command, *more]) == 2
-        assert reason in capsys.readouterr().err
-    assert main(["estimate", "SmolLM2-135M", "--steps", "3"]) == 2
+    cuda, steps = measured_or_replayed(
+        train, list(LENGTHS), gpu="t4", expandable_segments=expandable
+    )
+    run = lab.simulate(train, gpu="t4", steps=len(LENGTHS), lengths=LENGTHS)
+    whole = ReplayedCuda(run.trace, "t4", expandable_segments=expandable)
+    reserved = [cuda.memory_reserved() for _ in steps]
+    assert reserved == [whole.memory_reserved() for _ in whole.steps()]
+    assert reserved[0] < reserved[-1]

@@ -1,4 +1,4 @@
-"""Experiments that name CUDA: the simulated GPU is meant, byte for byte, or the line is refused."""
+"""Experiments that name CUDA: autocast is the simulated GPU's, and every other line is refused."""
 
 import re
 from collections import Counter
@@ -17,17 +17,17 @@ SIDE = 64
 OUTSIDE = torch.device("cuda")
 
 
-def net(device=None):
-    return nn.Sequential(nn.Linear(SIDE, SIDE, device=device), nn.ReLU(), nn.Linear(SIDE, SIDE))
+def net():
+    return nn.Sequential(nn.Linear(SIDE, SIDE), nn.ReLU(), nn.Linear(SIDE, SIDE))
 
 
-def training(device, *, move, amp=None, scaler=None, ids=None):
-    """Two steps of SGD; ``move`` puts a module or tensor on the GPU."""
-    model = move(net())
+def plain(device, *, amp=None, scaler=None):
+    """Two steps of SGD."""
+    model = net().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scale = scaler() if scaler else None
     for _ in range(2):
-        x = move(torch.ones(8, SIDE))
+        x = torch.ones(8, SIDE, device=device)
         with amp() if amp else torch.autocast("cpu", enabled=False):
             loss = F.mse_loss(F.softmax(model(x), -1), x)
         if scale is None:
@@ -52,33 +52,6 @@ def run_of(experiment, gpu="t4", **parameters):
         "host": run.host_bytes,
         "work": (run.flops, run.moved_bytes),
     }
-
-
-def plain(device, **how):
-    yield from training(device, move=lambda it: it.to(device), **how)
-
-
-MOVES = {
-    "cuda()": lambda it: it.cuda(),
-    "cuda(0)": lambda it: it.cuda(0),
-    "cuda(device)": lambda it: it.cuda(device="cuda:0"),
-    "to a name": lambda it: it.to("cuda"),
-    "to a numbered name": lambda it: it.to("cuda:0"),
-    "to a number": lambda it: it.to(0),
-    "to(device=)": lambda it: it.to(device="cuda", non_blocking=True),
-    "to a device": lambda it: it.to(torch.device("cuda")),
-    "to a device by type and number": lambda it: it.to(torch.device("cuda", 0)),
-    "to a device made outside": lambda it: it.to(OUTSIDE),
-    "to the accelerator": lambda it: it.to(torch.accelerator.current_accelerator()),
-}
-
-
-@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_moves_to_cuda_go_to_the_simulated_gpu(move):
-    def named(device):
-        yield from training(device, move=move)
-
-    assert run_of(named) == run_of(plain)
 
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
@@ -117,7 +90,7 @@ def test_autocasts_state_is_that_of_the_simulated_gpu():
     seen = []
 
     def asks(device):
-        x = torch.ones(4, 4, device="cuda", requires_grad=True)
+        x = torch.ones(4, 4, device=device, requires_grad=True)
         torch.set_autocast_dtype("cuda", torch.bfloat16)
         with torch.autocast("cuda"):
             seen.append((torch.is_autocast_enabled(), torch.is_autocast_enabled("cuda")))
@@ -147,7 +120,7 @@ def test_custom_functions_cast_for_cuda():
             return 2 * grad
 
     def experiment(device):
-        x = torch.ones(4, device="cuda", requires_grad=True)
+        x = torch.ones(4, device=device, requires_grad=True)
         with torch.autocast("cuda"):
             loss = Double.apply(x).sum()
         loss.backward()
@@ -185,213 +158,48 @@ def test_a_loss_scaler_for_cuda_scales_on_the_simulated_gpu(scaler):
     assert found != run_of(without)
 
 
-def factories(device):
-    kept = [torch.randn(8, SIDE, device=device), torch.zeros(7, device=device)]
-    kept.append(torch.arange(9, device=device))
-    kept.append(torch.tensor([1.0, 2.0], device=device))
-    kept.append(kept[0].new_tensor([1.0], device=device))
-    kept.append(torch.ones_like(kept[0], device=device))
-    kept.append(torch.as_tensor([3], device=device))
-    model = nn.Linear(SIDE, SIDE, device=device)
-    yield model(kept[0]).sum()
+def test_a_default_device_lasts_as_long_as_the_simulation():
+    def experiment(device):
+        torch.set_default_device(device)
+        assert torch.get_default_device() == device
+        assert torch.tensor([1.0, 2.0]).device == device
+        yield nn.Linear(SIDE, SIDE)(torch.randn(8, SIDE)).sum()
 
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, OUTSIDE])
-def test_what_is_made_on_cuda_is_on_the_simulated_gpu(device):
-    def named(_):
-        yield from factories(device)
-
-    assert run_of(named) == run_of(factories)
-
-
-def made_by_default(device):
-    x = torch.randn(8, SIDE)
-    y = torch.tensor([1.0, 2.0])
-    yield nn.Linear(SIDE, SIDE)(x).sum() + y.sum()
-
-
-def made_in_a_context(device):
-    with torch.device("cuda"):
-        yield from made_by_default(device)
-
-
-def made_by_the_default_device(device):
-    torch.set_default_device("cuda")
-    assert torch.get_default_device() == device
-    yield from made_by_default(device)
-
-
-@pytest.mark.parametrize("named", [made_in_a_context, made_by_the_default_device])
-def test_a_default_device_of_cuda_is_the_simulated_gpu(named):
-    def on_device(device):
-        with torch.device(device):
-            yield from made_by_default(device)
-
-    assert run_of(named) == run_of(on_device)
+    lab.simulate(experiment, gpu="t4")
     assert torch.get_default_device() == torch.device("cpu")
-
-
-def test_a_default_device_chosen_outside_is_the_simulated_gpu():
-    def on_device(device):
-        with torch.device(device):
-            yield from made_by_default(device)
-
-    expected = run_of(on_device)
-    torch.set_default_device("cuda")
-    try:
-        assert run_of(made_by_default) == expected
-        assert torch.utils._device.CURRENT_DEVICE == OUTSIDE
-    finally:
-        torch.set_default_device(None)
-
-
-def test_events_and_waiting_change_nothing():
-    def streams(device):
-        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
-        side.wait_stream(here)
-        started = torch.cuda.Event(enable_timing=True)
-        for loss in plain(device):
-            started.record()
-            with torch.cuda.stream(side), torch.cuda.device(0):
-                loss.detach()
-            assert not isinstance(here, torch.cuda.device)  # as torch.cuda.synchronize asks
-            side.record_event().wait()
-            here.wait_stream(side)
-            torch.cuda.synchronize()
-            yield loss
-
-    assert run_of(streams) == run_of(plain)
-
-
-def test_each_stream_has_blocks_of_its_own():
-    side_by_side = 30 << 20
-
-    def streams(device):
-        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
-        for loss in plain(device):
-            with torch.cuda.stream(side):
-                x = torch.empty(side_by_side, dtype=torch.uint8, device=device)
-            x.record_stream(here)
-            assert torch.cuda.current_stream() is here
-            del x  # the default stream cannot have its block
-            y = torch.empty(side_by_side, dtype=torch.uint8, device=device)
-            del y
-            with side:  # this takes what x had
-                z = torch.empty(side_by_side, dtype=torch.uint8, device=device)
-            del z
-            torch.cuda.set_stream(side)
-            w = torch.empty(side_by_side, dtype=torch.uint8, device=device)
-            torch.cuda.set_stream(here)
-            del w
-            yield loss
-
-    run = lab.simulate(streams, gpu="t4")
-    assert run.reserved_bytes - lab.simulate(plain, gpu="t4").reserved_bytes == 2 * side_by_side
-    stream_of = {e.storage: e.stream for e in run.trace.events if e.change_bytes > 0}
-    assert set(stream_of.values()) == {0, 1}
-    uses = [
-        e for e in run.trace.events if run.trace.storages[e.storage].nbytes and not e.change_bytes
-    ]
-    assert [(stream_of[e.storage], e.stream) for e in uses] == 2 * [(1, 0)]
-
-
-def pinned(batch):
-    return batch[0].pin_memory()
 
 
 def test_pinned_batches_are_copies_on_the_host():
     def by_loader(device):
         data = TensorDataset(torch.randn(16, SIDE))
         for [rows] in DataLoader(data, batch_size=8, pin_memory=True):
-            yield rows.to("cuda", non_blocking=True).sum()
+            yield rows.to(device, non_blocking=True).sum()
 
     def by_hand(device):
         data = TensorDataset(torch.randn(16, SIDE))
-        loader = DataLoader(data, batch_size=8)
-        for rows in map(pinned, loader):
+        for rows in map(pinned, DataLoader(data, batch_size=8)):
             yield rows.to(device, non_blocking=True).sum()
 
     assert run_of(by_loader) == run_of(by_hand)
 
 
-def test_what_changes_speed_alone_is_allowed():
-    def fast(device):
+def pinned(batch):
+    return batch[0].pin_memory()
+
+
+def test_what_names_no_cuda_or_changes_speed_alone_is_allowed():
+    def experiment(device):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
-        torch.cuda.manual_seed_all(0)
-        torch.cuda.set_device(0)
-        torch.cuda.reset_peak_memory_stats()
-        yield from plain(device)
+        assert torch.device(device.type, 0) == device != torch.device("cpu")
+        assert torch.device("cpu").type == torch.ones(1).device.type == "cpu"
+        for loss in plain(device, amp=lambda: torch.autocast(device.type, enabled=False)):
+            assert f"{loss.device.type}:0" == "cpu:0"
+            yield loss
 
-    assert run_of(fast) == run_of(plain)
-
-
-def test_questions_about_the_gpu_are_answered_for_the_simulated_one():
-    found = {}
-
-    def asks(device):
-        x = torch.ones(4, device="cuda" if torch.cuda.is_available() else "cpu")
-        found["seen"] = torch.cuda.device_count(), torch.cuda.current_device(), x.is_cuda
-        found["name"] = torch.cuda.get_device_name(0)
-        found["capability"] = torch.cuda.get_device_capability(x.device)
-        found["memory"] = torch.cuda.get_device_properties(0).total_memory
-        found["bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
-        found["accelerator"] = torch.accelerator.is_available()
-        yield x.sum()
-
-    lab.simulate(asks, gpu="t4")
-    t4 = lab.gpu("t4")
-    assert found == {
-        "seen": (1, 0, True),
-        "name": t4.name,
-        "capability": (7, 5),
-        "memory": t4.usable_bytes,
-        "bf16": False,
-        "accelerator": True,
-    }
+    assert run_of(experiment) == run_of(plain)
+    assert torch.device("cuda").type == "cuda"  # nothing is left behind
     assert torch.cuda.is_available() is torch.backends.cuda.is_built()
-
-
-REFUSED = {
-    "torch.cuda.memory_allocated": lambda: torch.cuda.memory_allocated(),
-    "peak_bytes": lambda: torch.cuda.max_memory_allocated(),
-    "reserved_bytes": lambda: torch.cuda.memory.memory_summary(),
-    "the run": lambda: torch.cuda.mem_get_info(),
-    "torch.accelerator": lambda: torch.accelerator.max_memory_reserved(),
-    "_record_memory_history": lambda: torch.cuda.memory._record_memory_history(),
-    "what is cached": lambda: torch.cuda.empty_cache(),
-    "a smaller GPU": lambda: torch.cuda.set_per_process_memory_fraction(0.5),
-    "times nothing": lambda: torch.cuda.Event().elapsed_time(torch.cuda.Event()),
-    "CUDAGraph": lambda: torch.cuda.CUDAGraph(),
-    "get_rng_state": lambda: torch.cuda.get_rng_state(),
-    "can_use_flash_attention": lambda: torch.backends.cuda.can_use_flash_attention(None),
-    "names GPU 1": lambda: torch.ones(2).to("cuda:1"),
-    "tensor type": lambda: torch.ones(2).type("torch.cuda.FloatTensor"),
-    "needs CUDA": lambda: torch.Generator("cuda"),
-    "outside the experiment": lambda: scaled_outside(),
-}
-OUTSIDE_SCALER = []
-
-
-def scaled_outside():
-    OUTSIDE_SCALER[0].scale(torch.ones(()))
-
-
-@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_answered_is_refused_with_its_line(words):
-    def asks(device):
-        REFUSED[words]()
-        yield torch.ones((), device=device)
-
-    OUTSIDE_SCALER[:] = [torch.amp.GradScaler("cuda")]
-    with pytest.raises(lab.InputError, match=re.escape(words)) as caught:
-        lab.simulate(asks, gpu="t4")
-    assert re.match(rf"{re.escape(__file__)}, line \d+, `.*`, ", str(caught.value))
-
-
-def helper(device):
-    return device.type != "cuda"
 
 
 class Checks:
@@ -399,43 +207,88 @@ class Checks:
         return x.device.type == "cuda"
 
 
-def by_type(device):
-    x = torch.ones(2, device=device)
-    yield x.sum() * (device.type == "cuda")
+def made_in_a_context():
+    with torch.device("cuda"):
+        return torch.ones(2)
 
 
-def by_membership(device):
-    yield torch.ones(2, device=device).sum() * (device.type in ("cuda", "mps"))
+def made_by_default():
+    torch.set_default_device(OUTSIDE)
+    return torch.ones(2)
 
 
-def by_the_cpu(device):
-    yield torch.ones(2, device=device).sum() * (device.type == "cpu")
+REFUSED = {
+    "cuda()": lambda x: x.cuda(),
+    "a module's cuda()": lambda x: net().cuda(),
+    "to a name": lambda x: x.to("cuda:0"),
+    "to a number": lambda x: x.to(0),
+    "to a device made outside": lambda x: net().to(device=OUTSIDE, non_blocking=True),
+    "to another GPU": lambda x: x.to("cuda:1"),
+    "a device": lambda x: x.device == torch.device("cuda", 0),
+    "a tensor": lambda x: torch.ones(2, device="cuda"),
+    "a tensor like another": lambda x: torch.ones_like(x, device=OUTSIDE),
+    "a tensor from data": lambda x: torch.tensor([1.0], device="cuda"),
+    "a module": lambda x: nn.Linear(2, 2, device="cuda"),
+    "a tensor's type": lambda x: x.type("torch.cuda.FloatTensor"),
+    "a generator": lambda x: torch.Generator("cuda"),
+    "a context": lambda x: made_in_a_context(),
+    "a default device": lambda x: made_by_default(),
+    "is_available": lambda x: torch.cuda.is_available(),
+    "memory_allocated": lambda x: torch.cuda.memory_allocated(),
+    "memory_summary": lambda x: torch.cuda.memory.memory_summary(),
+    "a stream": lambda x: torch.cuda.Stream(),
+    "synchronize": lambda x: torch.cuda.synchronize(),
+    "current_accelerator": lambda x: torch.accelerator.current_accelerator(),
+    "is_built": lambda x: torch.backends.cuda.is_built(),
+    "cuDNN": lambda x: torch.backends.cudnn.is_available(),
+    "flash": lambda x: torch.backends.cuda.can_use_flash_attention(None),
+    "is_cuda": lambda x: x.is_cuda,
+    "type ==": lambda x: x.device.type == "cuda",
+    "== type": lambda x: "cuda" == x.device.type,  # noqa: SIM300
+    "type != cpu": lambda x: x.device.type != "cpu",
+    "type in a tuple": lambda x: x.device.type in ("cuda", "mps"),
+    "type in a set": lambda x: x.device.type in {"cuda", "mps"},
+    "a key": lambda x: {"cuda": 1}.get(x.device.type),
+    "startswith": lambda x: x.device.type.startswith("cuda"),
+    "in type": lambda x: "cuda" in x.device.type,
+    "in a method": lambda x: Checks().kind(x),
+    "in a partial": lambda x: partial(Checks().kind)(x),
+}
 
 
-def by_a_helper(device):
-    yield torch.ones(2, device=device).sum() * helper(device)
-
-
-def by_a_class(device):
-    yield torch.ones(2, device=device).sum() * Checks().kind(torch.ones(2, device=device))
-
-
-@pytest.mark.parametrize("check", [by_type, by_membership, by_the_cpu, by_a_helper, by_a_class])
-def test_a_check_of_the_devices_type_is_refused_with_its_line(check):
-    with pytest.raises(lab.InputError, match=r"line \d+, `.*type.*torch.device"):
-        lab.simulate(partial(check), gpu="t4")
-    lab.simulate(check)  # on the CPU it is right
-
-
-def test_a_comparison_with_the_cpu_is_right_everywhere():
-    def experiment(device):
-        on_gpu.append(device != torch.device("cpu"))
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize("line", REFUSED.values(), ids=REFUSED)
+def test_what_else_names_cuda_is_refused_with_its_line(line):
+    def asks(device):
+        line(torch.ones(2, device=device))
         yield torch.ones((), device=device)
 
-    on_gpu = []
-    lab.simulate(experiment, gpu="t4")
+    with pytest.raises(lab.InputError, match=r"names CUDA itself.*labkit phantom") as caught:
+        lab.simulate(asks, gpu="t4")
+    assert re.match(rf"{re.escape(__file__)}, line \d+, `.*`, ", str(caught.value))
+    assert torch.get_default_device() == torch.device("cpu")
+
+
+def test_on_the_cpu_a_check_of_the_devices_type_is_right():
+    def experiment(device):
+        seen.append(device.type == "cpu")
+        yield torch.ones((), device=device)
+
+    seen = []
     lab.simulate(experiment)
-    assert on_gpu == [True, False]
+    assert seen == [True]
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_loss_scaler_made_outside_is_refused_for_it_has_switched_itself_off():
+    scaler = torch.amp.GradScaler("cuda")
+
+    def experiment(device):
+        yield scaler.scale(torch.ones((), device=device))
+
+    with pytest.raises(lab.InputError, match=r"line \d+, .*made outside the experiment"):
+        lab.simulate(experiment, gpu="t4")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -166,14 +166,11 @@ def run_of(log: Log, gpu: Gpu | None, *, name: str) -> Run:
 def _on_gpu(tensors: Trace, gpu: Gpu) -> dict[str, Any]:
     trace = with_workspaces(tensors, gpu)
     played = replay(trace, budget_bytes=gpu.budget_bytes)
-    # The allocator hands out whole blocks: no category has what they take beyond the tensors.
-    categories = Counter(trace.peak().by_category)
-    categories[Category.UNATTRIBUTED] += played.peak_allocated_bytes - categories.total()
     return {
         "trace": trace,
         "device": gpu.name,
         "peak_bytes": played.peak_allocated_bytes,
-        "by_category": named_categories(categories),
+        "by_category": named_categories(played.by_category),
         "step_peaks_bytes": played.step_peaks_bytes(),
         "reserved_bytes": played.peak_reserved_bytes,
         "capacity_bytes": gpu.budget_bytes,

@@ -12,7 +12,7 @@ served.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -38,9 +38,11 @@ class Replay:
         allocated_bytes, reserved_bytes: after each of these events.
         highest_bytes: the most allocated during each of them: a storage that changes its size is
             copied, so the old and the new block are both in use for a moment.
+        by_category: what the allocated peak was made of; sums to it. ``unattributed`` has what
+            rounding took.
         flushes: how often ``cudaMalloc`` failed and everything cached was given back.
         failure: the first request that failed; None if all were served. Its ``live_bytes`` is
-            what was allocated, and ``unattributed`` there is what rounding took of it.
+            what was allocated.
     """
 
     trace: Trace = field(repr=False, compare=False)
@@ -52,6 +54,7 @@ class Replay:
     highest_bytes: tuple[int, ...] = field(repr=False)
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    by_category: Mapping[Category, int]
     flushes: int
     failure: OutOfMemory | None
 
@@ -97,6 +100,7 @@ def replay(
         highest_bytes=tuple(highest),
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
+        by_category=player.at_peak,
         flushes=allocator.flushes,
         failure=player.failure,
     )
@@ -120,15 +124,18 @@ class Player:
         )
         self.trace = trace
         self.failure: OutOfMemory | None = None
+        self.at_peak: Counter[Category] = Counter()
         self._held: dict[int, tuple[int, int]] = {}  # storage: its handle and bytes
+        self._live: Counter[Category] = Counter()
 
     def play(self, index: int) -> int:
         """Serve event ``index`` and return the most bytes allocated while doing so."""
         number, change_bytes, _, stream = self.trace.events[index]
-        highest_bytes = self.allocator.allocated_bytes
+        allocator, category = self.allocator, self.trace.storages[number].category
+        highest_bytes = allocator.allocated_bytes
         if not change_bytes:
             if number in self._held:  # not an empty storage that was made or freed
-                self.allocator.record_stream(self._held[number][0], stream)
+                allocator.record_stream(self._held[number][0], stream)
             return highest_bytes
         handle, held_bytes = self._held.pop(number, (None, 0))
         nbytes = held_bytes + change_bytes
@@ -138,25 +145,33 @@ class Player:
                 f"which holds {held_bytes}"
             )
         if nbytes:  # before the old block is freed: resize_bytes_cuda copies
-            self._held[number] = self._allocate(index, nbytes, held_bytes), nbytes
-            highest_bytes = self.allocator.allocated_bytes
+            peak_bytes = allocator.peak_allocated_bytes
+            self._held[number] = self._allocate(index, nbytes), nbytes
+            self._live[category] += nbytes
+            highest_bytes = allocator.allocated_bytes
+            if highest_bytes > peak_bytes:
+                self.at_peak = self._by_category()
         if handle is not None:
-            self.allocator.free(handle)
+            allocator.free(handle)
+            self._live[category] -= held_bytes
         return highest_bytes
 
-    def _allocate(self, index: int, nbytes: int, held_bytes: int) -> int:
-        allocator, storages = self.allocator, self.trace.storages
-        number, _, _, stream = self.trace.events[index]
+    def _allocate(self, index: int, nbytes: int) -> int:
+        allocator, stream = self.allocator, self.trace.events[index].stream
         try:
             return allocator.allocate(nbytes, stream=stream)
         except SimulatedOutOfMemory:
-            live = Counter({storages[number].category: held_bytes})
-            for holder, (_, nbytes_held) in self._held.items():
-                live[storages[holder].category] += nbytes_held
-            live[Category.UNATTRIBUTED] += allocator.allocated_bytes - live.total()
             budget_bytes, allocator.budget_bytes = allocator.budget_bytes, None
+            live = self._by_category()
             self.failure = OutOfMemory.at_event(self.trace, index, nbytes, budget_bytes, live)
         return allocator.allocate(nbytes, stream=stream)
+
+    def _by_category(self) -> Counter[Category]:
+        """Return what is allocated now. The allocator hands out whole blocks: no category has what
+        they take beyond the tensors."""
+        found = self._live.copy()
+        found[Category.UNATTRIBUTED] += self.allocator.allocated_bytes - found.total()
+        return found
 
 
 class ReplayedCuda(Player):
@@ -170,7 +185,7 @@ class ReplayedCuda(Player):
         memory = self._gpu.budget_bytes, expandable_segments, self._gpu.usable_bytes
         super().__init__(trace, *memory)
 
-    def _allocate(self, index: int, nbytes: int, held_bytes: int) -> int:
+    def _allocate(self, index: int, nbytes: int) -> int:
         return self.allocator.allocate(nbytes, stream=self.trace.events[index].stream)
 
     def steps(self) -> Iterator[int]:

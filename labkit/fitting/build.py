@@ -155,7 +155,7 @@ def point(config: "PreTrainedConfig", recipe: Recipe) -> Point:
     found = recipe_log(config, recipe, gpu)
     trace = with_workspaces(found.log.trace, gpu)
     played = replay(trace)
-    work, parts = found.log.step_work, trace.peak().by_category
+    work, parts = found.log.step_work, played.by_category
     return Point(
         **_phase_peaks(trace, played),
         reserved=played.peak_reserved_bytes,

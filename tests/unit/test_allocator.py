@@ -18,6 +18,8 @@ from labkit.allocator.caching import CachingAllocator
 from labkit.allocator.replay import ReplayedCuda, replay
 from labkit.hardware import catalogue
 from labkit.out_of_memory import SimulatedOutOfMemory
+from labkit.simulation import Log as SimulatedLog
+from labkit.simulation import run_of
 from labkit.trace import Category, Event, Phase, Trace
 from labkit.values import MIB, InputError
 
@@ -327,6 +329,19 @@ def test_a_storage_that_changes_its_size_is_held_twice_for_a_moment():
     failure = replay(log.trace(), budget_bytes=42 * MIB - 1).failure
     assert (failure.requested_bytes, failure.live_bytes) == (30 * MIB, 12 * MIB)
     assert failure.by_category == {"temporary": 12 * MIB}
+
+
+def test_the_categories_are_those_of_the_moment_of_the_peak():
+    log = Log()
+    resized = log.hold(12 * MIB - 1, C.ACTIVATIONS)
+    log.change(resized, 18 * MIB)  # 42 MiB in blocks for a moment, 30 in tensors
+    log.change(resized, 1 - 30 * MIB)
+    log.hold(35 * MIB, C.WEIGHTS)
+    trace = log.trace()
+    assert trace.peak().by_category == {C.WEIGHTS: 35 * MIB}
+    run = run_of(SimulatedLog({}, trace, None), catalogue.gpu("t4"), name="resized")
+    assert run.peak_bytes == 42 * MIB
+    assert run.by_category == {"activations": 42 * MIB - 2, "unattributed": 2}
 
 
 def failing_log():

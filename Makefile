@@ -83,7 +83,7 @@ phantom: $(PHANTOM)/.built ## Build .venv-phantom: PyTorch's CUDA build, for GPU
 # PyTorch's own CUDA code judges labkit, on stub libraries. Linux on x86-64 only.
 test-phantom: export HF_HUB_OFFLINE = 1
 test-phantom: $(PHANTOM)/.built $(MORE) ## Hold labkit to PyTorch's own CUDA code, on a phantom GPU
-	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(PHANTOM)/bin/python -m labkit.phantom a100-80gb \
+	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(PHANTOM)/bin/python -m phantom_gpu a100-80gb \
 		-m pytest -n 2 $(SLOWEST) $(PHANTOM_TESTS)
 
 # With all lessons, in half an hour.
@@ -95,7 +95,7 @@ lint: $(STAMP) ## Lint, check the format of code and notebooks, and the spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell *.md .ci benchmarks binder docs labkit notebooks site workshop
-	$(BIN)/lint-imports --no-cache
+	PYTHONPATH=site $(BIN)/lint-imports --no-cache
 	$(BIN)/labkit record --check
 
 form: $(STAMP) ## Hold every notebook to the form of a lesson

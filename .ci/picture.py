@@ -10,11 +10,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 
+from gpumem.figures.bars import draw_bars
+from gpumem.figures.drawing import DPI, STYLE, Picture
+from gpumem.files import write_atomic
+from gpumem.runs import Run
 from labkit.cheat_sheet.figures import CommonJob, order_of_adoption, simulated
-from labkit.runs import Run
-from labkit.show.bars import draw_bars
-from labkit.show.picture import DPI, STYLE, Picture
-from labkit.support.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = "docs/adoption.png"

@@ -2,9 +2,9 @@
 
     python benchmarks/accuracy.py                      # on the CPU: a tiny model
     python benchmarks/accuracy.py --gpu --out results  # on a CUDA machine: real sizes
-    python -m labkit.phantom t4 benchmarks/accuracy.py --gpu  # the same on a GPU that is not there
-    python -m labkit.phantom a100-80gb benchmarks/accuracy.py --headlines --out results
-    python -m labkit.phantom a100-80gb benchmarks/accuracy.py --fits --out results
+    python -m phantom_gpu t4 benchmarks/accuracy.py --gpu  # the same on a GPU that is not there
+    python -m phantom_gpu a100-80gb benchmarks/accuracy.py --headlines --out results
+    python -m phantom_gpu a100-80gb benchmarks/accuracy.py --fits --out results
     python benchmarks/accuracy.py --recorded           # what GPUs and phantoms recorded, in short
     python benchmarks/accuracy.py --only LoRA          # what has the text in its name
     python benchmarks/accuracy.py --markdown           # the table as README shows it
@@ -17,7 +17,7 @@ and every error beyond 1 % is listed with its cause where that is known. ``--out
 as JSON in ``<out>/<device>/accuracy.json``, with versions and date; that of a phantom goes to
 ``<out>/phantom/<device>``. Without the tracker, ``--headlines`` runs jobs that people ask for, some
 within the memory of a smaller GPU, and stores ``headlines.json``; ``--fits`` tries some ways of
-training every model of the table of `labkit.fitting`, and stores ``fits.json``.
+training every model of the table of `will_it_fit`, and stores ``fits.json``.
 
 Limits: the CPU has no caching allocator, so nothing is reserved there. What does not fit the GPU,
 what the GPU cannot do, or what fails there is listed, with the reason on standard error, and not
@@ -50,10 +50,12 @@ from benchmarks.setups import (
     fits_recipes,
     tiny_config,
 )
-from labkit.fake.process_group import one_of
-from labkit.hardware import cuda, this_machine
-from labkit.hardware.catalogue import Gpu
-from labkit.hardware.this_machine import gpu_key, this_gpu
+from gpumem.fake_cuda.process_group import one_of
+from gpumem.files import write_atomic
+from gpumem.hardware import cuda, this_machine
+from gpumem.hardware.catalogue import Gpu
+from gpumem.hardware.this_machine import gpu_key, this_gpu
+from gpumem.inputs import GIB, InputError, format_bytes
 from labkit.recording.accuracy import (
     FILE,
     FITS_FILE,
@@ -64,8 +66,6 @@ from labkit.recording.accuracy import (
     Row,
     recorded,
 )
-from labkit.support.files import write_atomic
-from labkit.values import GIB, InputError, format_bytes
 
 Experiment = Callable[..., Iterator[torch.Tensor]]
 #: Errors larger than this, in per cent, are listed with their cause.

@@ -1,6 +1,6 @@
 """What public training scripts fetch from a hub, made in a folder under the names they ask for.
 
-    .venv-phantom/bin/python -m labkit.phantom t4 benchmarks/offline.py FOLDER
+    .venv-phantom/bin/python -m phantom_gpu t4 benchmarks/offline.py FOLDER
 
 Models have the size of the real ones, and weights that are zeros and take no room on the disk. Data
 sets have the columns of the real ones, and rows of varied length.
@@ -21,8 +21,8 @@ from transformers import AutoModel, AutoModelForCausalLM, BertConfig, BertTokeni
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from labkit.models.config import find_config
-from labkit.models.pretrained import model_folder
+from gpumem.models.config import find_config
+from gpumem.models.pretrained import model_folder
 
 ROWS = 256
 QWEN_15 = {  # https://huggingface.co/Qwen/Qwen2.5-1.5B

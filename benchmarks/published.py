@@ -1,6 +1,6 @@
 """What a published guide measured on a real V100, beside a phantom V100.
 
-    .venv-phantom/bin/python -m labkit.phantom v100 benchmarks/published.py
+    .venv-phantom/bin/python -m phantom_gpu v100 benchmarks/published.py
 
 Source: "Efficient Training on a Single GPU" of transformers' documentation, version 4.21
 (https://huggingface.co/docs/transformers/v4.21.0/perf_train_gpu_one): bert-large-uncased, rows of
@@ -26,8 +26,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from labkit.hardware import cuda, this_machine
-from labkit.values import MIB
+from gpumem.hardware import cuda, this_machine
+from gpumem.inputs import MIB
 
 BEFORE_MIB = 1343
 ROWS, TOKENS, STEPS = 4, 512, 3

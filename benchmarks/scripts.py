@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from labkit import phantom
-from labkit.hardware import catalogue
-from labkit.phantom.program import run_program
-from labkit.phantom.report import FitReport
-from labkit.support.scratch import TemporaryFolder
-from labkit.values import format_bytes
+import phantom_gpu
+from gpumem.hardware import catalogue
+from gpumem.inputs import format_bytes
+from gpumem.temporary_folder import TemporaryFolder
+from phantom_gpu.report import FitReport
+from phantom_gpu.run_script import run_program
 
 STEPS = 3
 BESIDE = ("torch", "transformers", "peft", "bitsandbytes")
@@ -184,7 +184,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="what has the text in its name")
     only = parser.parse_args().only
     with TemporaryFolder() as folder:
-        prepare = ["-m", phantom.__name__, "t4", str(OFFLINE), str(folder)]
+        prepare = ["-m", phantom_gpu.__name__, "t4", str(OFFLINE), str(folder)]
         subprocess.run([sys.executable, *prepare], check=True)
         rows = [row(script, folder) for script in SCRIPTS if only in script.name]
     heads = ["script", "from", "GPU", "arguments", "fits", "allocated / reserved", "steps", "s"]

@@ -2,7 +2,7 @@
 
 ``SMALL_RECIPES`` and ``GPU_RECIPES`` are recipes that between them use every technique, on a tiny
 model and at real size. ``HEADLINES`` are jobs that people ask for. ``fits_recipes`` are of all
-models of the table of `labkit.fitting`.
+models of the table of `will_it_fit`.
 ``SETUPS`` are small training loops written as people write them, with what else the tracker must
 understand. ``CAUSES`` says why one of them misses by more than a per cent.
 
@@ -18,15 +18,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from labkit.fitting.build import longest_of, ways
-from labkit.fitting.table import USUAL_LENGTH, table
-from labkit.hardware import catalogue
-from labkit.hardware.catalogue import Gpu
-from labkit.models.config import find_config
-from labkit.plan.candidates import least_bytes
-from labkit.plan.recipe import Recipe
-from labkit.plan.shapes import shapes_of
-from labkit.values import format_bytes
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.recipes_to_try import least_bytes
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.hardware import catalogue
+from gpumem.hardware.catalogue import Gpu
+from gpumem.inputs import format_bytes
+from gpumem.models.config import find_config
+from will_it_fit.build import longest_of, ways
+from will_it_fit.table import USUAL_LENGTH, table
 
 SETUPS: dict[str, Callable[..., Iterator[torch.Tensor]]] = {}
 

@@ -1,7 +1,7 @@
 """What watching costs: tracking a real step on the CPU, tracing and estimating large models.
 
     python benchmarks/speed.py [--skip-memtracker]
-    python -m labkit.phantom a100-80gb benchmarks/speed.py    # steps on a phantom, watched or not
+    python -m phantom_gpu a100-80gb benchmarks/speed.py    # steps on a phantom, watched or not
 
 Prints tables; nothing here is a test. The 8B step (bf16, 1 × 4096 tokens, AdamW) runs on fake
 tensors three times: untracked, under our tracker, and under PyTorch's MemTracker. Estimates and
@@ -22,12 +22,12 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import labkit as lab
-from labkit.fake.mode import GPU_DEVICE, fake_tensors
-from labkit.hardware import this_machine
-from labkit.hardware.catalogue import gpu
-from labkit.phantom.program import run_program
-from labkit.tracker import track
-from labkit.values import format_bytes
+from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
+from gpumem.hardware import this_machine
+from gpumem.hardware.catalogue import gpu
+from gpumem.inputs import format_bytes
+from gpumem.tracker import track
+from phantom_gpu.run_script import run_program
 
 
 def real_step_overhead(rounds: int = 7) -> float:

@@ -19,15 +19,16 @@ from typing import Any, NamedTuple
 
 import nbformat
 
+from gpumem.figures import html_pages
+from gpumem.inputs import InputError
 from labkit.cheat_sheet import export
 from labkit.cheat_sheet.findings import gather
-from labkit.course import report, results
-from labkit.course.lessons import read_notebook
+from labkit.course import report
 from labkit.course.outcomes import Outcome, read_outcomes, stored_result
-from labkit.course.results import Result
+from labkit.lesson import results
+from labkit.lesson.notebooks import read_notebook
+from labkit.lesson.results import Result
 from labkit.recording import accuracy
-from labkit.support import html_pages
-from labkit.values import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Where executed lessons lie among the pages.

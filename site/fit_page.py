@@ -1,7 +1,7 @@
 """Write the page "Will it fit?": ``fit.html`` with its style, its program and its data.
 
 The page asks nothing of a network and opens from a disk, so the data is a program that sets one
-variable. `labkit.fitting` explains them.
+variable. `will_it_fit` explains them.
 """
 
 import html
@@ -14,9 +14,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
-from labkit.fitting.build import LENGTHS, MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH, RANKS
-from labkit.fitting.table import (
+from gpumem.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
+from gpumem.estimation.model_building import adapter_targets
+from gpumem.estimation.recipe import ALL_LINEAR, Recipe
+from gpumem.estimation.recipes_to_try import LORA_RANK, changes
+from gpumem.estimation.script import script, weights_of
+from gpumem.hardware import catalogue
+from gpumem.hardware.catalogue import Gpu
+from gpumem.models.catalogue import MODELS, image_tokens, model
+from gpumem.models.config import find_config
+from labkit.recording import accuracy
+from will_it_fit.build import LENGTHS, MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH, RANKS
+from will_it_fit.table import (
     MORE_RESERVED,
     MORE_SEEN,
     USUAL_LENGTH,
@@ -26,15 +35,6 @@ from labkit.fitting.table import (
     table,
     techniques,
 )
-from labkit.hardware import catalogue
-from labkit.hardware.catalogue import Gpu
-from labkit.models.catalogue import MODELS, image_tokens, model
-from labkit.models.config import find_config
-from labkit.plan.candidates import LORA_RANK, changes
-from labkit.plan.model_building import adapter_targets
-from labkit.plan.recipe import ALL_LINEAR, Recipe
-from labkit.plan.script import script, weights_of
-from labkit.recording import accuracy
 
 HERE = Path(__file__).resolve().parent
 FILES = ("fit/fit.html", "fit/fit.css", "fit/fit.js", "static/icon.svg")

@@ -16,8 +16,8 @@ from course_pages import write_pages
 from fit_page import write_fit_page
 from sphinx.cmd.build import build_main
 
-from labkit.support.files import RUN_FOLDER
-from labkit.values import InputError
+from gpumem.files import RUN_FOLDER
+from gpumem.inputs import InputError
 
 HERE = Path(__file__).resolve().parent
 OUT = Path("build", "site")

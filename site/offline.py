@@ -18,9 +18,9 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from labkit.course.html_access import repair
+from labkit.course.html_safe import sanitise
 from labkit.course.report import mathml
-from labkit.support.html_access import repair
-from labkit.support.html_safe import sanitise
 
 
 class WordsForImages(SphinxTransform):

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from gpumem.figures import html_pages
+from gpumem.inputs import format_bytes
 from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, Sheet
 from labkit.cheat_sheet.findings import Trial
-from labkit.course.claims import Verdict, all_claims, article_names
-from labkit.support import html_pages
-from labkit.values import format_bytes
+from labkit.lesson.claims import Verdict, all_claims, article_names
 
 NOTHING, OPEN = "–", "open"
 

@@ -12,21 +12,21 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gpumem.estimation.estimate import estimate
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.recipes_to_try import changes
+from gpumem.estimation.search import link_and_bound
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.hardware import catalogue
+from gpumem.hardware.catalogue import Gpu
+from gpumem.hardware.this_machine import machine
+from gpumem.inputs import InputError
+from gpumem.models.config import find_config
+from gpumem.runs import Run
+from gpumem.trace import Category
 from labkit.cheat_sheet.findings import Trial, gather
 from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
-from labkit.course.results import versions_text
-from labkit.hardware import catalogue
-from labkit.hardware.catalogue import Gpu
-from labkit.hardware.this_machine import machine
-from labkit.models.config import find_config
-from labkit.plan.candidates import changes
-from labkit.plan.estimate import estimate
-from labkit.plan.recipe import Recipe
-from labkit.plan.search import link_and_bound
-from labkit.plan.shapes import shapes_of
-from labkit.runs import Run
-from labkit.trace import Category
-from labkit.values import InputError
+from labkit.lesson.results import versions_text
 
 #: Fraction of the plain job's peak below which a change counts as none.
 LEAST_SAVED = 0.005

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.course import results
-from labkit.course.claims import Verdict, all_claims, format_found
-from labkit.course.results import Plain
+from labkit.lesson import results
+from labkit.lesson.claims import Verdict, all_claims, format_found
+from labkit.lesson.results import Plain
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.hardware.catalogue import Gpu
-from labkit.plan.recipe import Recipe
-from labkit.values import InputError
+from gpumem.estimation.recipe import Recipe
+from gpumem.hardware.catalogue import Gpu
+from gpumem.inputs import InputError
 
 Change = Callable[[Recipe, Gpu], Recipe]
 

@@ -17,11 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import gpumem.cli
 import labkit
-from labkit.cli import phantom, plan, record, tables
-from labkit.support.files import RUN_FOLDER
-from labkit.support.processes import ends_in_order
-from labkit.values import InputError, one_of, positive_int
+import phantom_gpu.cli
+from gpumem.cli import add_recipe_options, recipe_fields
+from gpumem.files import RUN_FOLDER
+from gpumem.inputs import InputError, one_of, positive_int
+from gpumem.processes import ends_in_order
+from labkit.cli import record
+from labkit.cli.course import announce, finish
 
 COPY, FIRST = "gpu-memory-lab", "00_start_here.ipynb"
 
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments[0] = one_of(arguments[0], commands.choices, "command")
         command: list[str] = []
         if arguments[0] == "phantom":  # what follows our own options belongs to the script
-            own, command = phantom.split(arguments[1:])
+            own, command = phantom_gpu.cli.split(arguments[1:])
             arguments = ["phantom", *own]
         options = parser.parse_args(arguments)
         if command:
@@ -120,11 +124,11 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option = sheet.add_argument
     option("--model", metavar="NAME", help="a model of the table")
     option("--gpu", metavar="NAME", help="the GPU that is simulated")
-    tables.add_recipe_options(sheet, ("precision", "attention", "batch_size", "seq_len"))
+    add_recipe_options(sheet, ("precision", "attention", "batch_size", "seq_len"))
     sheet.set_defaults(action=_cheat_sheet)
 
-    plan.add_commands(commands)
-    phantom.add_command(commands)
+    gpumem.cli.add_commands(commands)
+    phantom_gpu.cli.add_command(commands)
     return commands
 
 
@@ -141,7 +145,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 def _start(options: argparse.Namespace) -> int:
     from labkit.course.copies import copy_lessons
-    from labkit.course.lessons import INSTALL
+    from labkit.lesson.notebooks import INSTALL
 
     if not options.no_open and importlib.util.find_spec("jupyterlab") is None:
         raise InputError(f"to open lessons: {INSTALL}; --no-open only copies them")
@@ -160,10 +164,10 @@ def _start(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from labkit.course import runner
-    from labkit.course.lessons import find
+    from labkit.lesson.notebooks import find
 
     if options.phantom is not None:
-        from labkit.phantom.process import restart_on
+        from phantom_gpu.environment import restart_on
 
         restart_on(options.phantom)
     course = runner.run(
@@ -172,9 +176,9 @@ def _run(options: argparse.Namespace) -> int:
         parameters=[tuple(pair) for pair in options.parameters],
         jobs=positive_int(options.jobs, "--jobs", most=256),
         timeout_seconds=positive_int(options.timeout, "--timeout"),
-        on_done=tables.announce,
+        on_done=announce,
     )
-    return tables.finish(course)
+    return finish(course)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -201,7 +205,7 @@ def _cheat_sheet(options: argparse.Namespace) -> int:
     from labkit.cheat_sheet.figures import PLAIN, CommonJob, build
 
     given = {name: getattr(options, name) for name in ("model", "gpu") if getattr(options, name)}
-    job = CommonJob(**given, recipe=PLAIN.but(**tables.recipe_fields(options)))
+    job = CommonJob(**given, recipe=PLAIN.but(**recipe_fields(options)))
     sheet = build(job, report=_announce_simulation)
     print("# GPU Memory Lab: cheat sheet", *sections(sheet), sep="\n\n")
     return 0

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.cli import tables
-from labkit.values import InputError, positive_int
+from gpumem.cli import print_table
+from gpumem.inputs import InputError, positive_int
+from labkit.cli.course import announce, finish
 
 RECORD_FOLDER = Path("build/record")
 
@@ -46,11 +47,12 @@ def _record(options: argparse.Namespace) -> int:
     if options.check is not None:
         return _check([Path(folder) for folder in options.check], Path(options.out))
     if options.phantom is not None:
-        from labkit.phantom.process import restart_on
+        from phantom_gpu.environment import restart_on
 
         restart_on(options.phantom)  # before PyTorch, which needs the libraries to be imported
-    from labkit.course import lessons, runner
-    from labkit.hardware import this_machine
+    from gpumem.hardware import this_machine
+    from labkit.course import runner
+    from labkit.lesson import notebooks
     from labkit.recording import accuracy, recorder
 
     here = this_machine.machine()
@@ -61,7 +63,7 @@ def _record(options: argparse.Namespace) -> int:
         )
     if options.lessons is None and not options.accuracy:
         options.lessons, options.accuracy = [], True
-    chosen = [] if options.lessons is None else lessons.find(options.lessons)
+    chosen = [] if options.lessons is None else notebooks.find(options.lessons)
     if options.accuracy:
         recorder.accuracy_script()
     timeout_seconds = positive_int(options.timeout, "--timeout")
@@ -75,16 +77,16 @@ def _record(options: argparse.Namespace) -> int:
     ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)
     code = 0
     if chosen:
-        course = ours.lessons(chosen, tables.announce)
+        course = ours.lessons(chosen, announce)
         if course.outcomes:
-            code = tables.finish(course)
+            code = finish(course)
         if course.interrupted:
             return code
     files = (accuracy.FILE, accuracy.HEADLINES_FILE) if options.accuracy else ()
     parts = [ours.accuracy(file) for file in files]
     if parts:
         rows = [(part.name, part.status, f"{part.seconds:.1f}") for part in parts]
-        tables.print_table(("Part", "Status", "Seconds"), rows)
+        print_table(("Part", "Status", "Seconds"), rows)
     print(f"Results: {target.resolve()}")
     failed = ours.ran_elsewhere or any(part.status == recorder.FAILED for part in parts)
     return 1 if failed else code

@@ -11,9 +11,9 @@ texts of pictures and headings of tables.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from labkit.course.results import RESULT_MIME, Result
-from labkit.support.html_access import NO_ALT, problems
-from labkit.values import InputError, shown
+from gpumem.inputs import InputError, shown
+from labkit.course.html_access import NO_ALT, problems
+from labkit.lesson.results import RESULT_MIME, Result
 
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from labkit.course.lessons import COPIED, course_folder, notebooks_of
-from labkit.support.files import read_file, write_atomic
-from labkit.values import InputError
+from gpumem.files import read_file, write_atomic
+from gpumem.inputs import InputError
+from labkit.lesson.notebooks import COPIED, course_folder, notebooks_of
 
 
 def copy_lessons(folder: Path) -> tuple[list[str], list[str]]:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from labkit.course.lessons import Lesson
-from labkit.support.files import PACKAGE
-from labkit.support.processes import descendants, end_group, host_bytes
+from gpumem.files import SOURCE
+from gpumem.processes import descendants, end_group, host_bytes
+from labkit.lesson.notebooks import Lesson
 
 if TYPE_CHECKING:
     import psutil
@@ -103,7 +103,7 @@ def _started(
 ) -> subprocess.Popen:
     worker = subprocess.Popen(
         # as a file: importing labkit's packages would take the time of importing torch
-        [sys.executable, "-P", str(PACKAGE / "course" / "papermill_worker.py")],
+        [sys.executable, "-P", str(Path(__file__).with_name("papermill_worker.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -112,7 +112,7 @@ def _started(
         start_new_session=True,  # Ctrl-C is for us to handle
     )
     folder = job.lesson.path.parent
-    if folder.is_relative_to(PACKAGE):  # a lesson may write where it runs
+    if folder.is_relative_to(SOURCE / "labkit"):  # a lesson may write where it runs
         folder = Path.cwd()
     spec = {
         "source": str(job.lesson.path),
@@ -134,7 +134,7 @@ def kernel_environment(jobs: int = 1) -> Iterator[dict[str, str]]:
     """
     from ipykernel.kernelspec import get_kernel_dict
 
-    from labkit.hardware.this_machine import machine
+    from gpumem.hardware.this_machine import machine
 
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as scratch:
         kernel = Path(scratch, "kernels", "python3")
@@ -149,7 +149,7 @@ def kernel_environment(jobs: int = 1) -> Iterator[dict[str, str]]:
             **os.environ,
             "JUPYTER_PATH": _joined(scratch, os.environ.get("JUPYTER_PATH")),
             "IPYTHONDIR": str(Path(scratch, "ipython")),
-            "PYTHONPATH": _joined(str(PACKAGE.parent), os.environ.get("PYTHONPATH")),
+            "PYTHONPATH": _joined(str(SOURCE), os.environ.get("PYTHONPATH")),
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
 

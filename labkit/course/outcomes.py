@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from gpumem.files import read_file, write_atomic
+from gpumem.inputs import InputError, format_bytes, read_record
 from labkit.course.check import result_of
-from labkit.course.lessons import read_notebook
-from labkit.course.results import Result, Seconds
-from labkit.support.files import read_file, write_atomic
-from labkit.values import InputError, format_bytes, read_record
+from labkit.lesson.notebooks import read_notebook
+from labkit.lesson.results import Result, Seconds
 
 Status = Literal["passed", "failed", "interrupted", "not started"]
 

@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from gpumem.figures import html_pages
+from gpumem.figures.html_table import MISSING
+from gpumem.figures.tables import setting_text
+from gpumem.files import read_file, write_atomic
+from gpumem.inputs import InputError, format_bytes
+from gpumem.runs import Run
 from labkit.course.check import result_of, widget_models
-from labkit.course.claims import Claim, format_found, format_value, of_lesson
-from labkit.course.lesson_cards import VERDICTS, found_lines
-from labkit.course.lessons import read_notebook
+from labkit.course.html_access import repair
+from labkit.course.html_safe import sanitise
 from labkit.course.outcomes import Outcome, stored_result
-from labkit.course.results import RESULT_MIME, Result, impossible, versions_text
-from labkit.course.verdicts import Judgement, judge
-from labkit.runs import Run
-from labkit.show.tables import setting_text
-from labkit.support import html_pages
-from labkit.support.files import read_file, write_atomic
-from labkit.support.html_access import repair
-from labkit.support.html_safe import sanitise
-from labkit.support.html_table import MISSING
-from labkit.values import InputError, format_bytes
+from labkit.lesson.claim_cards import VERDICTS, found_lines
+from labkit.lesson.claims import Claim, format_found, format_value, of_lesson
+from labkit.lesson.notebooks import read_notebook
+from labkit.lesson.results import RESULT_MIME, Result, impossible, versions_text
+from labkit.lesson.verdicts import Judgement, judge
 
 REPORT_NAME = "report.html"
 VERDICT_COLUMNS = ("Lesson", "Claim", "Source", "Claimed", "Found here", "Verdict", "Where")
@@ -81,7 +81,7 @@ def _write(
     if lessons:
         headings["executed"] = "The lessons, as executed"
     page = html_pages.render(
-        "course/report.html.j2",
+        "labkit/course/report.html.j2",
         title="GPU Memory Lab: report",
         summary=summary,
         headings=headings,

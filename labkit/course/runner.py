@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gpumem.inputs import InputError
 from labkit.course.check import check_notebook
 from labkit.course.execution import Job, execute, kernel_environment
-from labkit.course.lessons import (
+from labkit.course.outcomes import Outcome, store
+from labkit.lesson.notebooks import (
     INSTALL,
     Lesson,
     check_parameters,
@@ -27,8 +29,6 @@ from labkit.course.lessons import (
     read_notebook,
     title_of,
 )
-from labkit.course.outcomes import Outcome, store
-from labkit.values import InputError
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from gpumem.files import cache_folder
+from gpumem.inputs import GIB, format_bytes
+from gpumem.models import pretrained
 from labkit.doctor.finding import Finding
-from labkit.models import pretrained
-from labkit.support.files import cache_folder
-from labkit.values import GIB, format_bytes
 
 DISK_BYTES = 2 * GIB  # the small model's file, its converted copy, and the executed notebooks
 MEMORY_BYTES = 2 * GIB  # each lesson fits, as on Binder; some then leave a part out
@@ -42,7 +42,7 @@ def check_memory() -> list[Finding]:
     """Check that a lesson finds enough memory: the computer's, or the container's."""
     import psutil
 
-    from labkit.hardware.this_machine import machine
+    from gpumem.hardware.this_machine import machine
 
     total_bytes = machine().host_memory_bytes or psutil.virtual_memory().total
     free_bytes = min(psutil.virtual_memory().available, total_bytes)
@@ -71,14 +71,14 @@ def check_small_model() -> list[Finding]:
 
 def check_compiler() -> list[Finding]:
     """Check what ``torch.compile`` needs; the course does without, but shows less."""
-    from labkit.support.compilers import missing_compiler
+    from labkit.doctor.compilers import missing_compiler
 
     return [_optional("compiler", missing_compiler(), "without it two lessons show less")]
 
 
 def check_deepspeed() -> list[Finding]:
     """Check whether DeepSpeed can offload here, which parts of two lessons show."""
-    from labkit.toolbox.deepspeed_ops import missing
+    from labkit.deepspeed.operators import missing
 
     return [_optional("deepspeed", missing(), "parts of lessons 17 and 18 are left out")]
 

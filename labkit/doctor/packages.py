@@ -6,8 +6,8 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 
+from gpumem.files import SOURCE
 from labkit.doctor.finding import Finding, pip_install
-from labkit.support.files import PACKAGE
 
 DISTRIBUTION = "gpu-memory-lab"
 #: What the course has been tested with; the package itself refuses what is older.
@@ -42,7 +42,7 @@ def check_python() -> list[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     return [
         Finding("ok", "python", f"{version} ({sys.executable})"),
-        Finding("ok", "labkit", f"{labkit.__version__} ({PACKAGE})"),
+        Finding("ok", "labkit", f"{labkit.__version__} ({SOURCE})"),
     ]
 
 

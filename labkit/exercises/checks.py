@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 import labkit as lab
-from labkit.course.claims import format_value
-from labkit.course.verdicts import plain_value
-from labkit.hardware.this_machine import pretend
-from labkit.measurement import measure
-from labkit.plan.estimate import Estimate, estimate
-from labkit.plan.recipe import Recipe
-from labkit.runs import Run
-from labkit.simulation import simulate
-from labkit.toolbox.compare import relative_error
-from labkit.toolbox.losses import Losses, losses
-from labkit.values import GIB, MIB, InputError, format_bytes, one_of, positive_int, shown
+from gpumem.estimation.estimate import Estimate, estimate
+from gpumem.estimation.recipe import Recipe
+from gpumem.hardware.this_machine import pretend
+from gpumem.inputs import GIB, MIB, InputError, format_bytes, one_of, positive_int, shown
+from gpumem.measurement import measure
+from gpumem.runs import Run
+from gpumem.simulation import simulate
+from labkit.compare import relative_error
+from labkit.lesson.claims import format_value
+from labkit.lesson.verdicts import plain_value
+from labkit.loss_comparison import Losses, losses
 
 MODES = {"measure": measure, "simulate": simulate}
 # An answer that is wrong by one of these factors is probably right in another unit.

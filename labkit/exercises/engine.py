@@ -27,10 +27,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gpumem.figures.cards import GOOD, QUIET, WARM, Card, Look, Shown, build_card, message_card
+from gpumem.hardware.cuda import clear_exception
+from gpumem.inputs import InputError, one_of, shown
 from labkit.exercises.checks import Correct, NotAttempted
-from labkit.hardware.cuda import clear_exception
-from labkit.show.cards import GOOD, QUIET, WARM, Card, Look, Shown, build_card, message_card
-from labkit.values import InputError, one_of, shown
 
 Check = Callable[[Any], str | Correct | None]
 

@@ -3,6 +3,8 @@
 import torch
 
 import labkit as lab
+from gpumem.inputs import MIB
+from gpumem.runs import Run
 from labkit.exercises.checks import (
     Correct,
     call,
@@ -12,8 +14,6 @@ from labkit.exercises.checks import (
     train,
 )
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.values import MIB
 
 SEQ_LEN = 256  # as in the lesson
 COPIES = 3  # of the logits, live at the peak

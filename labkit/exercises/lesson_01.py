@@ -3,11 +3,11 @@
 import torch
 
 import labkit as lab
+from gpumem.inputs import format_bytes
+from gpumem.trace import Category
 from labkit.exercises import checks
 from labkit.exercises.checks import train
 from labkit.exercises.engine import check_of
-from labkit.trace import Category
-from labkit.values import format_bytes
 
 SEQ_LEN = 128
 DEEP = {"layers": 30, "alike": "layers"}  # all of its layers, from simulating a few

@@ -1,10 +1,10 @@
 """Exercises of lesson 02: what `empty_cache` can return, and a program that fragments."""
 
-from labkit.allocator.caching import CachingAllocator
+from gpumem.allocator.caching import CachingAllocator
+from gpumem.inputs import MIB, format_bytes
+from gpumem.out_of_memory import SimulatedOutOfMemory
 from labkit.exercises.checks import NotAttempted, call, expect_number
 from labkit.exercises.engine import check_of
-from labkit.out_of_memory import SimulatedOutOfMemory
-from labkit.values import MIB, format_bytes
 
 BUDGET_BYTES = 160 * MIB
 

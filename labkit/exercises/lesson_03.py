@@ -1,11 +1,11 @@
 """Exercises of lesson 03: the loss by hand, a mended formula, a job that only seems to fit."""
 
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.textbook_formula import Part, formula_estimate
+from gpumem.inputs import format_bytes
+from gpumem.models import catalogue
 from labkit.exercises.checks import Correct, call, estimated, expect_number, settings_of
 from labkit.exercises.engine import check_of
-from labkit.models import catalogue
-from labkit.plan.formula import Part, formula_estimate
-from labkit.plan.recipe import Recipe
-from labkit.values import format_bytes
 
 LOSS_MODEL, LOSS_BATCH, LOSS_LENGTH = "Qwen2.5-7B", 4, 2048
 

@@ -6,10 +6,10 @@ from unittest.mock import patch
 import torch
 
 import labkit as lab
+from gpumem.runs import Run
+from gpumem.trace import Category, Work
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.trace import Category, Work
 
 MOST_PEAK = 0.5
 MOST_EXTRA_FLOPS = 0.4  # a whole forward pass more is a third

@@ -3,11 +3,11 @@
 import torch
 
 import labkit as lab
+from gpumem.runs import Run
+from gpumem.trace import Category
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.toolbox.losses import Losses, losses
-from labkit.trace import Category
+from labkit.loss_comparison import Losses, losses
 
 MOST_PEAK, MOST_LOSS = 0.8, 0.004  # of FP32's
 STEPS, WIDE = 40, 1024

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import labkit as lab
+from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
 
 STEP, MOST_TOKENS = 512, 1 << 16
 MOST_PEAK = 0.25

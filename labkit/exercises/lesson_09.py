@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from gpumem.experiment import Steps
+from gpumem.inputs import InputError, format_bytes, shown
+from gpumem.trace import Trace
+from gpumem.tracker import track
 from labkit.exercises.engine import check_of
-from labkit.experiment import Steps
-from labkit.trace import Trace
-from labkit.tracker import track
-from labkit.values import InputError, format_bytes, shown
 
 #: The lines of exercise 1, and what to say to whoever judges one of them wrongly.
 LINES = {

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from gpumem.inputs import shown
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.values import shown
 
 MOST_PEAK = 0.8
 MOST_PIECES = 4

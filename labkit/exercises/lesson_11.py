@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch._functorch import config as partitioner
 
+from gpumem.inputs import format_bytes
+from gpumem.measurement import allocator_peak, cpu_record
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.measurement import allocator_peak, cpu_record
-from labkit.values import format_bytes
 
 MOST_PEAK, MOST_PRODUCTS = 0.45, 1.12  # of the eager step's
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")

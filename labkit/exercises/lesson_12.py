@@ -4,9 +4,9 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from gpumem.inputs import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.values import GIB, format_bytes
 
 VOCABULARY, WIDTH, TOKENS = 128_256, 2048, 8192
 MOST_PEAK_BYTES = 5 * GIB // 2

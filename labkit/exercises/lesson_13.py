@@ -7,7 +7,7 @@ import torch
 import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.toolbox.losses import losses
+from labkit.loss_comparison import losses
 
 MOST_PEAK, MOST_EXTRA_LOSS = 1 / 2, 0.02
 WIDE, STEPS = 1536, 60

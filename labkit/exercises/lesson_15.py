@@ -2,12 +2,12 @@
 
 import torch
 
+from gpumem.inputs import GIB, format_bytes
+from gpumem.models.catalogue import checkpointing, pretrained
+from gpumem.models.text import batches
+from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.models.catalogue import checkpointing, pretrained
-from labkit.models.text import batches
-from labkit.runs import Run
-from labkit.values import GIB, format_bytes
 
 GPU, MOST_BYTES = "l4", int(1.75 * GIB)
 LONG = {"batch_size": 8, "seq_len": 512, "dtype": torch.bfloat16}

@@ -2,9 +2,9 @@
 
 import torch
 
+from gpumem.inputs import shown
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.values import shown
 
 IN_LAYERS, WIDTH, VOCABULARY = 68_451_041_280, 8192, 128_256  # Llama-3.1-70B
 MOST_BITS, MOST_OFF, GROUP = 8.3, 0.003, 256

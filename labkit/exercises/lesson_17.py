@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpumem.inputs import format_bytes
+from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.values import format_bytes
 
 
 def slowdown(parameters, tokens, flops_per_second, bytes_per_second, hidden):

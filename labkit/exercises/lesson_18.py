@@ -2,11 +2,11 @@
 
 import torch
 
+from gpumem.temporary_folder import TemporaryFolder
+from gpumem.trace import Category
+from labkit.deepspeed.disk import DiskStore
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.support.scratch import TemporaryFolder
-from labkit.toolbox.disk import DiskStore
-from labkit.trace import Category
 
 
 def tokens_to_hide(weight, gradient, read, write, flops):

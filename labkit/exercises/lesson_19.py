@@ -11,10 +11,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import labkit as lab
+from gpumem.inputs import GIB, format_bytes
+from gpumem.runs import Run
 from labkit.exercises.checks import Correct, NotAttempted, expect_limit, memory_target, train_steps
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.values import GIB, format_bytes
 
 
 def by_layer(net, **options):

@@ -12,10 +12,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.utils._pytree import tree_map_only
 
 import labkit as lab
+from gpumem.inputs import GIB, MIB, format_bytes, one_of, shown
+from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.runs import Run
-from labkit.values import GIB, MIB, format_bytes, one_of, shown
 
 SPARE_BYTES = 256 * MIB  # what the notebook says that a pass needs beside the weights
 # (layers, room of GPU 0, room of GPU 1)

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 import labkit as lab
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.techniques import HostOptimizer, chunked_loss, optimizer_of
+from gpumem.inputs import GIB, InputError, format_bytes, shown
+from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.checks import Correct, expect_results, memory_target
 from labkit.exercises.engine import check_of
-from labkit.plan.recipe import Recipe
-from labkit.plan.techniques import HostOptimizer, chunked_loss, optimizer_of
-from labkit.runs import Run
-from labkit.values import GIB, InputError, format_bytes, shown
 
 
 def factor(weights, gradients, states, activations, k):

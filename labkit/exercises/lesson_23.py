@@ -1,12 +1,12 @@
 """Exercises of lesson 23: the longest text that fits, and a memory target with a bound on time."""
 
+from gpumem.estimation.estimate import Estimate
+from gpumem.estimation.recipe import Recipe
+from gpumem.hardware.least_seconds import least_seconds
+from gpumem.inputs import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.checks import Correct, settings_of, whole_number
 from labkit.exercises.engine import check_of
-from labkit.hardware.bound import least_seconds
-from labkit.plan.estimate import Estimate
-from labkit.plan.recipe import Recipe
-from labkit.values import GIB, format_bytes
 
 MODEL, GPU = "Llama-3.1-8B", "rtx-4090"
 QLORA = Recipe(

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
+from gpumem.inputs import one_of, shown
 from labkit.exercises.checks import call
 from labkit.exercises.engine import check_of
-from labkit.values import one_of, shown
 
 
 def needed(parts, table, room):

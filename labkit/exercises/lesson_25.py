@@ -1,7 +1,7 @@
 """The capstone on one GPU of 24 GB."""
 
+from labkit.exercises.capstone_job import Job, judge
 from labkit.exercises.engine import check_of
-from labkit.exercises.job import Job, judge
 
 JOB = Job(
     model="Llama-3.1-8B",

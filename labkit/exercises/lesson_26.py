@@ -1,7 +1,7 @@
 """The capstone on eight GPUs of 80 GB."""
 
+from labkit.exercises.capstone_job import Job, judge
 from labkit.exercises.engine import check_of
-from labkit.exercises.job import Job, judge
 
 JOB = Job(
     model="Llama-2-70B",

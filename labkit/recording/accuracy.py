@@ -2,7 +2,7 @@
 
 ``benchmarks/accuracy.py`` measures and writes them as ``results/<gpu>/accuracy.json``. Beside it
 are jobs that people ask for, as ``headlines.json``, and what was tried of the table of
-`labkit.fitting`, as ``fits.json``.
+`will_it_fit`, as ``fits.json``.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from labkit.course.results import Date, MachineFields, Recorded, read_folders
-from labkit.support.files import read_file
-from labkit.values import read_record
+from gpumem.files import read_file
+from gpumem.inputs import read_record
+from labkit.lesson.results import Date, MachineFields, Recorded, read_folders
 
 FILE, HEADLINES_FILE, FITS_FILE = FILES = ("accuracy.json", "headlines.json", "fits.json")
 RECIPES_GROUP, SETUPS_GROUP = "recipes", "set-ups"

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from labkit.course import outcomes, results, runner
-from labkit.course.lessons import Lesson
+from gpumem.files import SOURCE, write_atomic
+from gpumem.hardware.this_machine import Machine
+from gpumem.inputs import InputError
+from labkit.course import outcomes, runner
 from labkit.course.outcomes import Outcome
-from labkit.hardware.this_machine import Machine
+from labkit.lesson import results
+from labkit.lesson.notebooks import Lesson
 from labkit.recording import accuracy
-from labkit.support.files import PACKAGE, write_atomic
-from labkit.values import InputError
 
 RECORDED, SKIPPED, FAILED = "recorded", "recorded before", "failed"
 
@@ -135,7 +136,7 @@ def run_process(
 
     The code is None if it took too long.
     """
-    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     try:
         with open(log, "wb") as output:
@@ -157,7 +158,7 @@ def run_process(
 
 def accuracy_script() -> Path:
     """Return ``benchmarks/accuracy.py`` beside the package; an `InputError` says it is missing."""
-    path = PACKAGE.parent / "benchmarks" / "accuracy.py"
+    path = SOURCE / "benchmarks" / "accuracy.py"
     if not path.is_file():
         raise InputError(f"the accuracy matrix needs {path}: run `labkit record` from a checkout")
     return path

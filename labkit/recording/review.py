@@ -7,12 +7,12 @@ Figures that could be true are believed.
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.course import results
-from labkit.course.results import Result
-from labkit.hardware.this_machine import gpu_key
+from gpumem.hardware.this_machine import gpu_key
+from gpumem.inputs import InputError
+from labkit.lesson import results
+from labkit.lesson.results import Result
 from labkit.recording import accuracy
 from labkit.recording.accuracy import AccuracyTable
-from labkit.values import InputError
 
 
 def problems(folder: Path) -> list[str]:

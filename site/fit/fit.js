@@ -1,4 +1,4 @@
-/* Looks things up in window.FIT, which fit-data.js brings; labkit/fitting explains the rules, and tests
+/* Looks things up in window.FIT, which fit-data.js brings; site/will_it_fit explains the rules, and tests
    hold the two to each other. No request is made. */
 "use strict";
 
@@ -113,7 +113,7 @@ const hostLimit = state => FOR_TRAINING * ramOf(state) * GIB;
 const outdated = state => FIT.table.outdated.includes(state.m);
 const longestOf = state => FIT.table.models[state.m][1];
 
-/** Lower bound of a step's seconds on one GPU: see labkit/hardware/bound.py. */
+/** Lower bound of a step's seconds on one GPU: see gpumem/hardware/least_seconds.py. */
 function leastSeconds(gpu, way, found) {
   let rate = way.recipe.precision.endsWith("fp16") ? gpu.fp16 : gpu.bf16 || gpu.fp16;
   if (way.recipe.precision === "fp32") rate = gpu.fp32;

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from labkit.support.processes import descendants, end_group
+from gpumem.processes import descendants, end_group
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 300  # machines that are busy

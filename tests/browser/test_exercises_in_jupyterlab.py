@@ -18,7 +18,7 @@ from browsing import ROOT, shot
 from jupyterlab_page import Explorer, LabPage, lesson_run
 
 import labkit as lab
-from labkit.course.lessons import notebooks_of
+from labkit.lesson.notebooks import notebooks_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.nightly, pytest.mark.timeout(1800)]
 

@@ -12,13 +12,13 @@ import pytest
 from browsing import NARROW, WIDE, hold_page, shot
 from fit_lookup import VERDICTS, find
 
-from labkit.fitting import table as fits
-from labkit.fitting.table import allocated_of, name_of_way
-from labkit.hardware import catalogue
-from labkit.plan.recipe import Recipe
-from labkit.plan.script import script
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.script import script
+from gpumem.hardware import catalogue
+from gpumem.inputs import GIB, MIB
 from labkit.recording import accuracy
-from labkit.values import GIB, MIB
+from will_it_fit import table as fits
+from will_it_fit.table import allocated_of, name_of_way
 
 pytestmark = pytest.mark.browser
 

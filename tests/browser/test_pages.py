@@ -17,13 +17,14 @@ from fake_runs import fake_run, phantom_verdict, traced_run
 from lesson_files import notebook, result, run
 from nbformat.v4 import new_markdown_cell, new_output
 
-from labkit.course import claims, lesson_cards, report, session, verdicts
+from gpumem.figures import bars, cards, timelines
+from gpumem.figures.html_pages import POLICY
+from labkit.course import report
 from labkit.course.outcomes import Outcome
-from labkit.course.results import RESULT_MIME
 from labkit.exercises import engine
-from labkit.phantom.page import page as phantom_page
-from labkit.show import bars, cards, timelines
-from labkit.support.html_safe import POLICY
+from labkit.lesson import claim_cards, claims, session, verdicts
+from labkit.lesson.results import RESULT_MIME
+from phantom_gpu.report_page import page as phantom_page
 
 pytestmark = pytest.mark.browser
 
@@ -56,7 +57,7 @@ def gallery(tmp_path_factory):
         cards.message_card("A text.\n\nMore.", tone=tone, code="x = 1  # " + "y" * 200)
         for tone in cards.TONES
     ]
-    made += [lesson_cards.claim_card(judgement)]
+    made += [claim_cards.claim_card(judgement)]
     made += [
         engine.exercise_card(SimpleNamespace(id="06-1", status=status, message="Because."))
         for status in engine.OUTCOMES

@@ -11,8 +11,8 @@ from bs4 import BeautifulSoup
 from lesson_files import MACHINE, result
 from site_course import HOSTILE, PLAIN, WORD, write_course
 
-from labkit.course import results
-from labkit.values import InputError
+from gpumem.inputs import InputError
+from labkit.lesson import results
 
 pytestmark = [
     pytest.mark.browser,

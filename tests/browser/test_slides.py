@@ -14,8 +14,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_output
 
-from labkit.course import claims, verdicts
-from labkit.course.lesson_cards import claim_card
+from labkit.lesson import claims, verdicts
+from labkit.lesson.claim_cards import claim_card
 
 REVEAL = browsing.ROOT / ".venv" / "proxy" / "node_modules" / "reveal.js"
 PICTURE = (

@@ -23,9 +23,9 @@ from browsing import PATIENCE_SECONDS, free_port, serving
 from people import Participant
 
 import labkit as lab
+from gpumem.files import cache_folder
 from labkit.course import report
-from labkit.course.results import RESULT_MIME, Result
-from labkit.support.files import cache_folder
+from labkit.lesson.results import RESULT_MIME, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = "notebooks/00_start_here.ipynb"

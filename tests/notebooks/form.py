@@ -21,7 +21,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from labkit.course.lessons import declared_parameters
+from labkit.lesson.notebooks import declared_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -301,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fix", action="store_true", help="rewrite what a run or an editor left")
     parser.add_argument("notebook", nargs="*", type=Path, help="default: notebooks/*.ipynb")
     options = parser.parse_args(arguments)
-    claims = tomllib.loads((ROOT / "labkit/course/claims.toml").read_text(encoding="utf-8"))
+    claims = tomllib.loads((ROOT / "labkit/lesson/claims.toml").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     repository = project["urls"]["Repository"].removeprefix("https://github.com/")
     paths = options.notebook or sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -16,24 +16,17 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from nbformat.v4 import new_output
 
-from labkit.course import lesson_cards, lessons, report
+from gpumem.figures import bars, cards, drawing, segment_map, timelines
+from gpumem.inputs import GIB
+from gpumem.trace import Category
+from labkit.course import report
 from labkit.course.check import WIDGET_STATE, check_notebook
+from labkit.course.html_access import NO_ALT, problems, repair
 from labkit.exercises import engine
 from labkit.exercises.lesson_02 import crowd
-from labkit.show import (
-    bars,
-    cards,
-    gantt,
-    lines,
-    number_lines,
-    picture,
-    segment_map,
-    timelines,
-)
-from labkit.support.html_access import NO_ALT, problems, repair
-from labkit.toolbox.spans import Span
-from labkit.trace import Category
-from labkit.values import GIB
+from labkit.figures import gantt, lines, number_lines
+from labkit.lesson import claim_cards, notebooks
+from labkit.spans import Span
 
 TEXT_CONTRAST, DRAWN_CONTRAST = 4.5, 3.0
 WHITE = (1.0, 1.0, 1.0, 1.0)
@@ -47,7 +40,7 @@ MUTE = f"shows {NO_ALT}"
 
 
 def test_links_of_lessons_say_where_they_go_and_lead_somewhere():
-    course = lessons.find()
+    course = notebooks.find()
     parts = []
     for lesson in course:
         cells = nbformat.read(lesson.path, as_version=4).cells
@@ -106,10 +99,10 @@ def test_a_table_without_headings_fails_its_lesson():
 def test_a_figure_of_a_lessons_own_gets_its_words(monkeypatch):
     plt = pytest.importorskip("matplotlib.pyplot")
     seen = []
-    monkeypatch.setattr(picture, "display", seen.append)
+    monkeypatch.setattr(drawing, "display", seen.append)
     figure, axes = plt.subplots()
     axes.set(title="Bars of <what>", xlabel="bytes")
-    picture.described(figure, "one: 3; two: 5")
+    drawing.described(figure, "one: 3; two: 5")
     [rich] = seen
     assert rich.text == "Bars of <what>. bytes. one: 3; two: 5"
     assert 'alt="Bars of &lt;what&gt;. bytes. one: 3; two: 5"' in rich.html
@@ -229,9 +222,9 @@ def _looks(shape: Patch | Collection) -> set[tuple[Colour, Colour]]:
 
 
 def test_verdicts_can_be_read_and_are_not_told_by_colour_alone():
-    for looks in (lesson_cards.VERDICTS, engine.OUTCOMES):
+    for looks in (claim_cards.VERDICTS, engine.OUTCOMES):
         assert len({look.symbol for look in looks.values()}) == len(looks)
-    looks = [*lesson_cards.VERDICTS.values(), *engine.OUTCOMES.values(), *cards.TONES.values()]
+    looks = [*claim_cards.VERDICTS.values(), *engine.OUTCOMES.values(), *cards.TONES.values()]
     for colour in ("#1b2430", "#4a5663", *(look.colour for look in looks)):  # texts of a card
         assert contrast(colour, WHITE) >= TEXT_CONTRAST, colour
 
@@ -284,9 +277,9 @@ TINTS = [
 
 @pytest.fixture
 def drawn(request, monkeypatch):
-    monkeypatch.setattr(picture, "display", lambda rich: None)
+    monkeypatch.setattr(drawing, "display", lambda rich: None)
     figure = FIGURES[request.param]()
-    with mpl.rc_context(picture.STYLE):
+    with mpl.rc_context(drawing.STYLE):
         figure.canvas.draw()
     return figure
 

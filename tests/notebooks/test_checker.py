@@ -6,11 +6,11 @@ import pytest
 from lesson_files import notebook, result, result_source, run
 from nbformat.v4 import new_output
 
+from gpumem.inputs import MIB
 from labkit.course import papermill_worker, runner
 from labkit.course.check import check_notebook
-from labkit.course.lessons import lesson_at
-from labkit.course.results import RESULT_MIME
-from labkit.values import MIB
+from labkit.lesson.notebooks import lesson_at
+from labkit.lesson.results import RESULT_MIME
 
 
 def executed(folder, lesson, **parameters):

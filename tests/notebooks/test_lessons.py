@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit.course import lessons, outcomes, report, results
-from labkit.course.claims import Verdict
+from labkit.course import outcomes, report
+from labkit.lesson import notebooks, results
+from labkit.lesson.claims import Verdict
 
 COURSE = Path(__file__).resolve().parents[2] / "build" / "course"
 #: Judged otherwise for a T4, phantom or simulated, than for the GPU that these lessons name: it has
@@ -19,7 +20,7 @@ ANOTHER_COMPILER = {"compile-shrinks"}
 
 
 @pytest.mark.lessons
-@pytest.mark.parametrize("lesson", lessons.find(), ids=lambda lesson: lesson.name)
+@pytest.mark.parametrize("lesson", notebooks.find(), ids=lambda lesson: lesson.name)
 def test_it_passed_with_a_valid_result_and_can_be_reported(lesson):
     outcome = outcomes.read_outcome(COURSE / f"{lesson.name}.json")
     assert outcome.passed, outcome.problems
@@ -27,7 +28,7 @@ def test_it_passed_with_a_valid_result_and_can_be_reported(lesson):
     result = outcomes.stored_result(outcome, COURSE)
     assert result.parameters.keys() >= {"batch_size", "precision", "seed"}
     assert not verdicts_that_differ(result)
-    page = report.render(lessons.read_notebook(COURSE / outcome.notebook))
+    page = report.render(notebooks.read_notebook(COURSE / outcome.notebook))
     assert not re.search(r"""<script|<link|src=["'](?!data:)|@import|url\((?!data:)""", page)
 
 

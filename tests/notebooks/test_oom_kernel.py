@@ -23,8 +23,8 @@ import ctypes, gc, json, weakref
 import psutil, torch
 from torch import nn
 import labkit as lab
-from labkit.hardware.cuda import cuda_memory
-from labkit.hardware.this_machine import machine
+from gpumem.hardware.cuda import cuda_memory
+from gpumem.hardware.this_machine import machine
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits
 ON_CUDA = machine().can_measure

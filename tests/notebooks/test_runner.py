@@ -16,10 +16,11 @@ import zmq
 from jupyter_client.manager import AsyncKernelManager
 from lesson_files import write_lesson
 
+from gpumem.hardware.this_machine import machine
 from labkit.cli import main
-from labkit.course import claims, execution, outcomes, papermill_worker, runner
-from labkit.course.lessons import lesson_at
-from labkit.hardware.this_machine import machine
+from labkit.course import execution, outcomes, papermill_worker, runner
+from labkit.lesson import claims
+from labkit.lesson.notebooks import lesson_at
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +187,7 @@ def test_start_claim_and_result_as_a_lesson_calls_them(tmp_path, capsys):
         tmp_path,
         'import labkit as lab\nhere = lab.start("06")',
         f"lab.claim({claim.id!r}, 0.123)",
-        "from labkit.runs import Run\n"
+        "from gpumem.runs import Run\n"
         'run = Run("baseline", {"batch_size": batch_size}, "simulated", "T4", 5, {"weights": 5})\n'
         "lab.result([run], batch_size=batch_size, precision=precision)",
         result_cell=False,

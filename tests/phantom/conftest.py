@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import phantom
-from labkit.values import PHANTOM_VARIABLE
+import phantom_gpu
+from gpumem.inputs import PHANTOM_VARIABLE
 
 HERE = Path(__file__).parent
 if PHANTOM_VARIABLE not in os.environ:
@@ -21,7 +21,7 @@ def on_phantom():
 
     def run(gpu: str, *arguments: object, fails: bool = False, **variables: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", phantom.__name__, gpu, *map(str, arguments)],
+            [sys.executable, "-m", phantom_gpu.__name__, gpu, *map(str, arguments)],
             env=os.environ | {"LD_PRELOAD": ""} | variables,
             capture_output=True,
             text=True,
@@ -48,7 +48,7 @@ def left() -> int:
     """Bytes that stay allocated after all that a program can free, bitsandbytes' table aside."""
     import torch
 
-    from labkit.hardware import cuda
+    from gpumem.hardware import cuda
 
     cuda.free_memory()
     held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

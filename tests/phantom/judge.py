@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
 
 def model_of(settings: str, free_bytes: int, total_bytes: int, fraction: float | None):
     """Return the model for the settings that PyTorch reads."""
-    from labkit.allocator.caching import CachingAllocator
+    from gpumem.allocator.caching import CachingAllocator
 
     given = dict(pair.split(":") for pair in settings.split(",") if pair)
     options = {}
@@ -67,7 +67,7 @@ def main() -> None:
     os.environ["PYTORCH_ALLOC_CONF"] = options.settings
     import torch
 
-    from labkit.out_of_memory import SimulatedOutOfMemory
+    from gpumem.out_of_memory import SimulatedOutOfMemory
 
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     if options.fraction is not None:

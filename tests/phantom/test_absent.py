@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from labkit.phantom.program import run_program
+from phantom_gpu.run_script import run_program
 
 SAVE = """
 import sys, torch

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from labkit.allocator.attention import efficient_backward, flash_backward
-from labkit.hardware.this_machine import this_gpu
+from gpumem.allocator.attention_workspaces import efficient_backward, flash_backward
+from gpumem.hardware.this_machine import this_gpu
 
 gpu = this_gpu()
 half = torch.bfloat16 if gpu.compute_capability >= (8, 0) else torch.float16

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from labkit.phantom import build
-from labkit.phantom.__main__ import main
-from labkit.values import InputError
+from gpumem.inputs import InputError
+from phantom_gpu import build_stubs
+from phantom_gpu.__main__ import main
 
-BUILD = f"from {build.__name__} import *; print(stub_libraries(find_wheel())[0].parent)"
+BUILD = f"from {build_stubs.__name__} import *; print(stub_libraries(find_wheel())[0].parent)"
 
 
 def start(cache):
@@ -52,37 +52,37 @@ def test_a_killed_build_leaves_nothing_and_two_at_once_make_one(tmp_path):
 @pytest.fixture
 def copied_sources(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(build.NATIVE, tmp_path / "native")
-    monkeypatch.setattr(build, "NATIVE", tmp_path / "native")
+    shutil.copytree(build_stubs.NATIVE, tmp_path / "native")
+    monkeypatch.setattr(build_stubs, "NATIVE", tmp_path / "native")
     return tmp_path / "native"
 
 
 def test_other_sources_or_another_torch_are_another_build(copied_sources, monkeypatch):
-    wheel = build.find_wheel()
-    key = build._key(wheel)
+    wheel = build_stubs.find_wheel()
+    key = build_stubs._key(wheel)
     with open(copied_sources / "nccl.c", "a") as source:
         source.write("\n")
-    changed = build._key(wheel)
+    changed = build_stubs._key(wheel)
     assert changed != key
-    monkeypatch.setattr(build.Wheel, "libraries", [copied_sources / "nccl.c"])
-    assert build._key(wheel) != changed
+    monkeypatch.setattr(build_stubs.Wheel, "libraries", [copied_sources / "nccl.c"])
+    assert build_stubs._key(wheel) != changed
 
 
 def test_what_is_missing_is_one_sentence(copied_sources, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("LABKIT_CACHE", "/proc/nowhere")
     with pytest.raises(InputError, match=r"cannot be written to .*set LABKIT_CACHE"):
-        build.stub_libraries(build.find_wheel())
+        build_stubs.stub_libraries(build_stubs.find_wheel())
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     with open(copied_sources / "nccl.c", "a") as source:
         source.write("no C at all\n")
     with pytest.raises(InputError, match=r"g\+\+ failed: .*nccl\.c"):
-        build.stub_libraries(build.find_wheel())
+        build_stubs.stub_libraries(build_stubs.find_wheel())
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["t4", "-c", "1"]) == 2
     assert "is built with g++, which is missing" in capsys.readouterr().err
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InputError, match="needs Linux on x86-64"):
-        build.find_wheel()
+        build_stubs.find_wheel()
 
 
 def test_a_full_disk_is_one_sentence(copied_sources, monkeypatch, tmp_path):

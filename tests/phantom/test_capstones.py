@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from labkit.exercises import lesson_25, lesson_26
+from labkit.exercises.capstone_job import judge
 from labkit.exercises.checks import Correct
-from labkit.exercises.job import judge
 
 pytestmark = pytest.mark.nightly
 SCRIPT, JOB = lesson_25.script(), lesson_25.JOB

@@ -8,7 +8,7 @@ from nbclient import NotebookClient
 
 import labkit as lab
 from labkit.cli import main
-from labkit.course.lessons import find
+from labkit.lesson.notebooks import find
 
 CELLS = (
     "import torch; print(torch.cuda.get_device_name(), torch.cuda.device_count())",

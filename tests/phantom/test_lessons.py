@@ -8,8 +8,8 @@ import pytest
 from conftest import BITSANDBYTES_TABLE
 
 from labkit.course import runner
-from labkit.course.lessons import find, lesson_at
 from labkit.course.outcomes import stored_result
+from labkit.lesson.notebooks import find, lesson_at
 
 #: Beside the nightly ones: it chooses attention's kernels.
 EACH_TIME = "08"

@@ -8,11 +8,11 @@ from conftest import left
 
 import labkit as lab
 from benchmarks.setups import GPU_RECIPES
-from labkit.course.verdicts import Verdict
+from gpumem.fake_cuda.process_group import one_of
+from gpumem.hardware import this_machine
+from gpumem.tracker import track
 from labkit.doctor.gpu import check_gpu
-from labkit.fake.process_group import one_of
-from labkit.hardware import this_machine
-from labkit.tracker import track
+from labkit.lesson.verdicts import Verdict
 
 #: One for each kind of thing that estimates must know, the small models'.
 CHOSEN = [
@@ -80,10 +80,10 @@ def test_shards_are_gathered_on_streams_of_their_own():
 LENGTHS = """
 import torch
 import labkit as lab
-from labkit.allocator.replay import ReplayedCuda
-from labkit.dispatch import measured_or_replayed
-from labkit.fake.repeated_steps import continued
-from labkit.hardware import cuda, this_machine
+from gpumem.allocator.replay import ReplayedCuda
+from gpumem.measure_or_simulate import measured_or_replayed
+from gpumem.fake_cuda.step_extension import continued
+from gpumem.hardware import cuda, this_machine
 
 model, recipe, gpu = "SmolLM2-135M", lab.Recipe(batch_size=4), this_machine.this_gpu()
 lengths = (606, 694, 130, 744, 512, 701, 755, 388, 760, 570)

@@ -15,12 +15,12 @@ import pytest
 from bs4 import BeautifulSoup
 
 import labkit as lab
-from labkit.course.lessons import find
-from labkit.phantom import program, report
-from labkit.phantom.program import run_program
-from labkit.plan.recipe import Recipe
-from labkit.plan.script import script as script_of
-from labkit.values import GIB, MIB, format_bytes
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.script import script as script_of
+from gpumem.inputs import GIB, MIB, format_bytes
+from labkit.lesson.notebooks import find
+from phantom_gpu import report, run_script
+from phantom_gpu.run_script import run_program
 
 STEP = """
 import torch
@@ -239,7 +239,7 @@ def test_a_script_that_gives_no_answer_gets_a_sentence(run, text, sentence):
 
 
 def test_a_hang_is_a_sentence(run, monkeypatch):
-    for module in (program, report):
+    for module in (run_script, report):
         monkeypatch.setattr(module, "HANG_SECONDS", 3.0)
     verdict, _ = run("import time, torch\ntorch.ones(4, device='cuda')\ntime.sleep(600)")
     assert "nothing happened for 3 s; it was stopped at train.py:3" in str(verdict)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.phantom import pytest_plugin
+from phantom_gpu import pytest_plugin
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "CI.md"
 SCRIPT = """

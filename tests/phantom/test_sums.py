@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from labkit.allocator.reductions import sum_workspaces
-from labkit.hardware import this_machine
+from gpumem.allocator.reductions import sum_workspaces
+from gpumem.hardware import this_machine
 
 SIZES = [1, 2, 3, 4, 7, 8, 64, 100, 128, 896, 1000, 1024, 2048, 4096, 50257]
 

@@ -211,7 +211,7 @@ def test_backward_in_autograds_thread_and_data_parallel_loops_go_on():
 def test_fake_tensors_and_the_tracker_work_beside_it():
     from torch._subclasses import FakeTensorMode
 
-    from labkit.tracker import Tracker
+    from gpumem.tracker import Tracker
 
     with FakeTensorMode():
         assert torch.ones(3, device="cuda").sum().shape == ()

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.plan import candidates, search
-from labkit.plan.shapes import shapes_of
-from labkit.trace import Trace
-from labkit.values import GIB, MIB
+from gpumem.estimation import recipes_to_try, search
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.inputs import GIB, MIB
+from gpumem.trace import Trace
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def guessed(monkeypatch):
 
     def estimate(config, *, gpu, recipe):
         asked.append(recipe)
-        least = candidates.least_bytes(recipe, shapes_of(config))
+        least = recipes_to_try.least_bytes(recipe, shapes_of(config))
         each = 30 * MIB if recipe.checkpointing or recipe.offload == "activations" else 100 * MIB
         needed = least + each * recipe.batch_size
         again = 1 + 0.3 * recipe.checkpointing + 0.02 * recipe.chunked_loss

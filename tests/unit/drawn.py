@@ -2,13 +2,13 @@
 
 import matplotlib as mpl
 
-from labkit.show import picture
+from gpumem.figures import drawing
 
 HOSTILE = "<script>alert('x')</script> \"quoted\" $unclosed_math & a\nnew line"
 
 
 def draw(figure):
-    with mpl.rc_context(picture.STYLE):
+    with mpl.rc_context(drawing.STYLE):
         figure.canvas.draw()
 
 
@@ -38,16 +38,16 @@ def words(figure):
 
 def assert_fits(figure):
     """No text is cut off, and the legend overlaps neither the axes nor the title."""
-    height = figure.get_figheight() * picture.DPI
+    height = figure.get_figheight() * drawing.DPI
     for text in texts(figure):
         box = text.get_window_extent(figure.canvas.get_renderer())
         where = f"{text.get_text()!r} at {box}"
         assert box.x0 >= -0.5, where
-        assert box.x1 <= picture.WIDTH + 0.5, where
+        assert box.x1 <= drawing.WIDTH + 0.5, where
         assert box.y0 >= -0.5, where
         assert box.y1 <= height + 0.5, where
     for legend in figure.legends:
         box = legend.get_window_extent(figure.canvas.get_renderer())
-        assert box.x1 <= picture.WIDTH
+        assert box.x1 <= drawing.WIDTH
         assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
         assert all(box.y1 <= text.get_window_extent().y0 + 2 for text in figure.texts)

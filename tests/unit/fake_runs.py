@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
-from labkit.hardware import catalogue
-from labkit.phantom.answer import (
+from gpumem.hardware import catalogue
+from gpumem.inputs import GIB, MIB
+from gpumem.runs import OutOfMemory, Run
+from gpumem.trace import Category, Event, Phase, Storage, Trace
+from phantom_gpu.report import FitReport
+from phantom_gpu.report_records import (
     Change,
     DrawnRecord,
     FailedRequest,
@@ -13,10 +17,6 @@ from labkit.phantom.answer import (
     UnknownValue,
     When,
 )
-from labkit.phantom.report import FitReport
-from labkit.runs import OutOfMemory, Run
-from labkit.trace import Category, Event, Phase, Storage, Trace
-from labkit.values import GIB, MIB
 
 C, P = Category, Phase
 SPLIT = {C.WEIGHTS: 0.2, C.GRADIENTS: 0.2, C.OPTIMIZER: 0.4, C.ACTIVATIONS: 0.15, C.TEMPORARY: 0.05}

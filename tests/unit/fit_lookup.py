@@ -1,6 +1,6 @@
 """The page's look-up once more, in Python: what the tests hold ``site/fit/fit.js`` to.
 
-`labkit.fitting.table` says why it may look between the points so.
+`will_it_fit.table` says why it may look between the points so.
 """
 
 import math
@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 import fit_page
 
-from labkit.fitting.table import (
+from gpumem.estimation.recipes_to_try import changes
+from gpumem.hardware.catalogue import Gpu
+from gpumem.hardware.least_seconds import least_seconds
+from will_it_fit.table import (
     MORE_RESERVED,
     MORE_SEEN,
     PHASES,
@@ -20,9 +23,6 @@ from labkit.fitting.table import (
     row_shape,
     techniques,
 )
-from labkit.hardware.bound import least_seconds
-from labkit.hardware.catalogue import Gpu
-from labkit.plan.candidates import changes
 
 _WORK = ("flops", "moved")
 

@@ -5,9 +5,9 @@ import json
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit.course.results import RESULT_MIME, Result
-from labkit.runs import Run
-from labkit.values import MIB, InputError
+from gpumem.inputs import MIB, InputError
+from gpumem.runs import Run
+from labkit.lesson.results import RESULT_MIME, Result
 
 MACHINE = {"kind": "cpu", "name": "Test CPU", "versions": {"torch": "2.13.0"}}
 

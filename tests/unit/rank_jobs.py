@@ -14,10 +14,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from labkit.hardware.this_machine import pretended
-from labkit.models import catalogue
-from labkit.plan.recipe import Recipe
-from labkit.plan.training import training
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.training import training
+from gpumem.hardware.this_machine import pretended
+from gpumem.models import catalogue
 
 
 def shared(device, rows=4):

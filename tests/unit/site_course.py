@@ -7,10 +7,10 @@ import nbformat
 from lesson_files import notebook, result
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from labkit.course import claims, session, verdicts
 from labkit.course.check import WIDGET_STATE
 from labkit.course.outcomes import Outcome, store
-from labkit.course.results import RESULT_MIME
+from labkit.lesson import claims, session, verdicts
+from labkit.lesson.results import RESULT_MIME
 
 HOSTILE, PLAIN = "06_gradient_checkpointing", "00_start_here"
 WORD = "zugzwang"  # stands in one lesson and nowhere else

@@ -13,17 +13,17 @@ import labkit as lab
 from benchmarks import accuracy
 from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, Row, markdown, summary, table
 from benchmarks.setups import GPU_RECIPES, HEADLINES, SETUPS, SMALL_RECIPES, tiny_config
-from labkit.fake.mode import fake_tensors
-from labkit.hardware import catalogue, this_machine
-from labkit.measurement import allocator_peak, cpu_record
-from labkit.models.config import find_config
-from labkit.plan.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
+from gpumem.estimation.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
+from gpumem.fake_cuda.fake_tensors import fake_tensors
+from gpumem.hardware import catalogue, this_machine
+from gpumem.inputs import MIB, PRECISIONS, InputError
+from gpumem.measurement import allocator_peak, cpu_record
+from gpumem.models.config import find_config
+from gpumem.trace import Category
+from gpumem.tracker import track
 from labkit.recording import review
 from labkit.recording.accuracy import AccuracyTable, recorded
 from labkit.recording.accuracy import load as read_back
-from labkit.trace import Category
-from labkit.tracker import track
-from labkit.values import MIB, PRECISIONS, InputError
 
 CPU = torch.device("cpu")
 # Its kernels' workspaces are not tensors; the tracker's docstring says so.

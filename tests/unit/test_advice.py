@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lab
-from labkit.hardware.bound import least_seconds
-from labkit.hardware.catalogue import GPUS, gpus
-from labkit.models import catalogue
-from labkit.plan import candidates, search
-from labkit.plan.recipe import Recipe
-from labkit.plan.shapes import shapes_of
-from labkit.values import GIB, MIB, InputError
+from gpumem.estimation import recipes_to_try, search
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.hardware.catalogue import GPUS, gpus
+from gpumem.hardware.least_seconds import least_seconds
+from gpumem.inputs import GIB, MIB, InputError
+from gpumem.models import catalogue
 
 SIZE = {
     "hidden_size": 256,
@@ -39,8 +39,8 @@ def advised():
 def all_levels(gpu, gpus=1):
     return [
         level
-        for configuration in candidates.configurations(gpu, 64, None)
-        for level in candidates.levels(configuration, gpu, gpus)
+        for configuration in recipes_to_try.configurations(gpu, 64, None)
+        for level in recipes_to_try.levels(configuration, gpu, gpus)
     ]
 
 
@@ -70,8 +70,8 @@ def test_shapes_are_counted():
 )
 def test_what_arithmetic_rules_out_would_not_fit(key, fields):
     """The bound is below what the simulation allocates, and not idle: weights are in it."""
-    for level in candidates.levels(Recipe(seq_len=64, **fields), GPUS[key], 1):
-        least = candidates.least_bytes(level, shapes_of(TINY))
+    for level in recipes_to_try.levels(Recipe(seq_len=64, **fields), GPUS[key], 1):
+        least = recipes_to_try.least_bytes(level, shapes_of(TINY))
         found = lab.estimate(TINY, gpu=key, recipe=level)
         assert 0 < least <= found.peak_allocated_bytes
         lasting = found.by_category["weights"] + found.by_category.get("optimizer", 0)
@@ -81,16 +81,18 @@ def test_what_arithmetic_rules_out_would_not_fit(key, fields):
 def test_ddp_stores_every_gradient_twice():
     shapes = shapes_of(TINY)
     plain = Recipe(precision="bf16")
-    assert candidates.bucket_bytes(plain, shapes, 1) == 0
-    assert candidates.bucket_bytes(plain.but(lora=16), shapes, 8) == 4 * shapes.adapters(16)
-    more = candidates.least_bytes(plain, shapes, 2) - candidates.least_bytes(plain, shapes, 1)
+    assert recipes_to_try.bucket_bytes(plain, shapes, 1) == 0
+    assert recipes_to_try.bucket_bytes(plain.but(lora=16), shapes, 8) == 4 * shapes.adapters(16)
+    more = recipes_to_try.least_bytes(plain, shapes, 2) - recipes_to_try.least_bytes(
+        plain, shapes, 1
+    )
     assert more == 2 * shapes.parameters
 
 
 def test_data_parallel_forbids_what_ddp_cannot_do():
     gpu = GPUS["a100-80gb"]
-    for each in candidates.configurations(gpu, 1024, None):
-        alone, together = candidates.levels(each, gpu, 1), candidates.levels(each, gpu, 2)
+    for each in recipes_to_try.configurations(gpu, 1024, None):
+        alone, together = recipes_to_try.levels(each, gpu, 1), recipes_to_try.levels(each, gpu, 2)
         copies = [level for level in together if level.ranks == 1]
         assert not any(r.optimizer_in_backward or r.offload == "weights" for r in copies)
         able = each.optimizer in ("adamw", "sgd") and each.precision != "amp-fp16"
@@ -119,12 +121,14 @@ def test_every_candidate_runs_on_its_gpu_and_is_tried_once(key):
 def test_bytes_over_the_link():
     shapes = shapes_of(TINY)
     on_host = Recipe(offload="weights", checkpointing=True)
-    assert candidates.link_bytes(Recipe(), shapes, 7) == 0
-    assert candidates.link_bytes(Recipe(offload="activations"), shapes, 7) == 14
-    assert candidates.link_bytes(Recipe(offload="optimizer"), shapes, 7) == 8 * shapes.parameters
-    assert candidates.link_bytes(on_host, shapes, 7) == 12 * shapes.in_layers
+    assert recipes_to_try.link_bytes(Recipe(), shapes, 7) == 0
+    assert recipes_to_try.link_bytes(Recipe(offload="activations"), shapes, 7) == 14
+    assert (
+        recipes_to_try.link_bytes(Recipe(offload="optimizer"), shapes, 7) == 8 * shapes.parameters
+    )
+    assert recipes_to_try.link_bytes(on_host, shapes, 7) == 12 * shapes.in_layers
     frozen = on_host.but(lora=8, precision="bf16")
-    assert candidates.link_bytes(frozen, shapes, 7) == 4 * shapes.in_layers
+    assert recipes_to_try.link_bytes(frozen, shapes, 7) == 4 * shapes.in_layers
 
 
 def test_the_bound_is_the_roofline_and_the_link():
@@ -171,18 +175,20 @@ def test_the_largest_batch_is_found_with_few_simulations(fixed, each, spare):
 
 def test_what_is_given_up_and_what_is_paid_is_said():
     shapes = shapes_of(TINY)
-    assert candidates.changes(Recipe(precision="amp-bf16", checkpointing=True)) == ()
-    quantized = candidates.changes(Recipe(precision="bf16", lora=16, quantize="nf4-double"), shapes)
+    assert recipes_to_try.changes(Recipe(precision="amp-bf16", checkpointing=True)) == ()
+    quantized = recipes_to_try.changes(
+        Recipe(precision="bf16", lora=16, quantize="nf4-double"), shapes
+    )
     assert quantized == (
         f"only adapters are trained, {shapes.adapters(16) / shapes.parameters:.1%} of the "
         "parameters",
         "the frozen weights are rounded to 4 bits",
     )
-    assert len(candidates.changes(Recipe(precision="bf16", optimizer="sgd"))) == 3
-    assert candidates.costs(Recipe(), 0) == ()
-    assert "+33 %" in candidates.costs(Recipe(checkpointing=True), 0)[0]
-    assert "+50 %" in candidates.costs(Recipe(checkpointing=True, lora=4), 0)[0]
-    sentences = candidates.costs(Recipe(offload="activations", chunked_loss=True), 3 * GIB)
+    assert len(recipes_to_try.changes(Recipe(precision="bf16", optimizer="sgd"))) == 3
+    assert recipes_to_try.costs(Recipe(), 0) == ()
+    assert "+33 %" in recipes_to_try.costs(Recipe(checkpointing=True), 0)[0]
+    assert "+50 %" in recipes_to_try.costs(Recipe(checkpointing=True, lora=4), 0)[0]
+    sentences = recipes_to_try.costs(Recipe(offload="activations", chunked_loss=True), 3 * GIB)
     assert sentences[1:] == ("activations cross the PCIe link twice: 3 GiB a step",)
 
 
@@ -210,7 +216,7 @@ def test_same_training_comes_first_then_fewer_changes(advised):
         assert (option.group == "same") == (option.changes == ())
         assert option.recipe.seq_len == 512
         assert option.recipe.batch_size.bit_count() == 1
-        assert option.needed_bytes >= candidates.least_bytes(option.recipe, shapes_of(TINY))
+        assert option.needed_bytes >= recipes_to_try.least_bytes(option.recipe, shapes_of(TINY))
 
 
 def test_the_frontier_is_what_nothing_beats(advised):
@@ -287,7 +293,7 @@ def test_what_arithmetic_rules_out_is_not_simulated(guessed):
     shapes = shapes_of(catalogue.config("Llama-2-70B"))
     assert found.ruled_out > 10
     assert guessed == list(dict.fromkeys(guessed))
-    assert all(candidates.least_bytes(r, shapes) <= found.room_bytes for r in guessed)
+    assert all(recipes_to_try.least_bytes(r, shapes) <= found.room_bytes for r in guessed)
     assert not any(recipe.lora is None and recipe.offload == "none" for recipe in guessed)
 
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from fake_runs import TraceBuilder
 
-from labkit.allocator import caching as module
-from labkit.allocator.caching import CachingAllocator
-from labkit.allocator.replay import ReplayedCuda, replay
-from labkit.hardware import catalogue
-from labkit.out_of_memory import SimulatedOutOfMemory
-from labkit.simulation import Log as SimulatedLog
-from labkit.simulation import run_of
-from labkit.trace import Category, Event, Phase, Trace
-from labkit.values import MIB, InputError
+from gpumem.allocator import caching as module
+from gpumem.allocator.caching import CachingAllocator
+from gpumem.allocator.replay import ReplayedCuda, replay
+from gpumem.hardware import catalogue
+from gpumem.inputs import MIB, InputError
+from gpumem.out_of_memory import SimulatedOutOfMemory
+from gpumem.simulation import Log as SimulatedLog
+from gpumem.simulation import run_of
+from gpumem.trace import Category, Event, Phase, Trace
 
 C, P = Category, Phase
 KIND = pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])

@@ -64,4 +64,4 @@ print(json.dumps([before, list(sys.modules)]))
 """)
     assert [name for name in ("torch", *HEAVY) if name in before] == []
     assert [name for name in HEAVY if name in after] == ["transformers"]
-    assert not {name for name in after if name.startswith(("labkit.show", "labkit.plan"))}
+    assert not {name for name in after if name.startswith(("gpumem.figures", "gpumem.estimation"))}

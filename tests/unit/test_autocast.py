@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from labkit.fake.autocast import FLOAT32, cuda_autocast_rules
-from labkit.fake.mode import GPU_DEVICE, fake_tensors
-from labkit.hardware.catalogue import gpu
-from labkit.trace import Category
-from labkit.tracker import track
+from gpumem.fake_cuda.autocast import FLOAT32, cuda_autocast_rules
+from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
+from gpumem.hardware.catalogue import gpu
+from gpumem.trace import Category
+from gpumem.tracker import track
 
 HALF, FULL = torch.bfloat16, torch.float32
 TARGET = torch.tensor([0, 1, 0, 1])

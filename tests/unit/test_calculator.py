@@ -7,10 +7,10 @@ import ipywidgets
 import pytest
 
 import labkit as lab
-from labkit.plan.formula import formula_estimate
-from labkit.show import calculator as module
-from labkit.show.calculator import calculate, calculator, part_table, verdict
-from labkit.values import GIB
+from gpumem.estimation.textbook_formula import formula_estimate
+from gpumem.inputs import GIB
+from labkit.widgets import calculator as module
+from labkit.widgets.calculator import calculate, calculator, part_table, verdict
 
 TINY = {"model": "SmolLM2-tiny", "gpu": "t4", "precision": "fp32", "seq_len": 128}
 

@@ -12,11 +12,11 @@ from IPython.testing.globalipapp import start_ipython
 from IPython.utils.capture import capture_output
 from lesson_files import MACHINE, result, run
 
-from labkit.course import claims, lesson_cards, session, verdicts
-from labkit.course.claims import Verdict
+from gpumem.figures import cards
+from gpumem.inputs import InputError
 from labkit.exercises import engine
-from labkit.show import cards
-from labkit.values import InputError
+from labkit.lesson import claim_cards, claims, session, verdicts
+from labkit.lesson.claims import Verdict
 
 RECORD = "NVIDIA H200: ▼ overstated, 21 % (torch 2.11.0, cuda 13.0; 2026-11-20)"
 
@@ -48,7 +48,7 @@ def outcome(status="not yet", message="Not 5."):
 
 
 def test_claim_card_says_all_it_knows():
-    card = lesson_cards.claim_card(judged(), [RECORD])
+    card = claim_cards.claim_card(judged(), [RECORD])
     flat = " ".join(card.text.split())
     for part in (
         "[▼ overstated] Gradient checkpointing saves about 40 % of memory.",
@@ -62,12 +62,12 @@ def test_claim_card_says_all_it_knows():
     ):
         assert part in flat
         assert part.removeprefix("[▼ overstated] ") in card.html
-    assert lesson_cards.NO_RECORD not in flat
-    assert lesson_cards.NO_RECORD in lesson_cards.claim_card(judged()).text
+    assert claim_cards.NO_RECORD not in flat
+    assert claim_cards.NO_RECORD in claim_cards.claim_card(judged()).text
 
 
 def test_claim_card_lists_each_condition_with_its_symbol():
-    card = lesson_cards.claim_card(judged(measured={"batch 1": 0.01, "batch 8": 0.4}))
+    card = claim_cards.claim_card(judged(measured={"batch 1": 0.01, "batch 8": 0.4}))
     assert "◆ depends" in card.text
     assert "✘ batch 1: 1 % is below 5 %" in card.text
     assert "✔ batch 8: 40 % agrees" in card.text
@@ -78,17 +78,17 @@ def test_a_claim_about_seconds_shows_what_is_counted_and_the_bound():
     again = fake_run("again", flops=8 * 10**12, moved_bytes=120 * 10**9)
     judgement = session.claim_seconds("ckpt-20-30-slower", again, kept)
     assert (judgement.verdict, judgement.measured) == (Verdict.NOT_TESTABLE, None)
-    work, bound = lesson_cards.counted_rows(again, kept)
+    work, bound = claim_cards.counted_rows(again, kept)
     assert work == ("Counted", "work 1.33 ×, bytes moved 1.25 × (again, over kept)")
     # A T4 moves 320 GB/s, and computes faster than that here.
     says = "a step takes at least 375 ms against 300 ms"
     assert bound == ("Bound", f"{says}; that does not decide which is faster")
     full = [dataclasses.replace(each, parameters={"precision": "fp32"}) for each in (again, kept)]
     says = "988 ms against 741 ms (FP32 without TF32, PyTorch's default); that does not decide"
-    assert says in lesson_cards.counted_rows(*full)[1][1]  # 8.1 TFLOPS, not half of FP16's 65
+    assert says in claim_cards.counted_rows(*full)[1][1]  # 8.1 TFLOPS, not half of FP16's 65
     on_cpu = dataclasses.replace(kept, device="CPU")
-    assert lesson_cards.counted_rows(again, on_cpu) == [work]
-    assert lesson_cards.counted_rows(again, dataclasses.replace(kept, flops=None)) == []
+    assert claim_cards.counted_rows(again, on_cpu) == [work]
+    assert claim_cards.counted_rows(again, dataclasses.replace(kept, flops=None)) == []
 
 
 def test_a_claim_about_seconds_is_judged_where_a_gpu_timed_both():
@@ -103,13 +103,13 @@ def test_a_claim_about_seconds_is_judged_where_a_gpu_timed_both():
 
 
 def test_machine_card():
-    text = lesson_cards.machine_card(machine()).text
+    text = claim_cards.machine_card(machine()).text
     assert "[✔ measured] NVIDIA T4" in text
     assert "15.0 GiB on the device, 12.0 GiB on the host" in text
     assert "torch 2.13.0" in text
     assert "peft" not in text
     plain = machine(can_measure=False, capacity_bytes=None, host_memory_bytes=None, name="A CPU")
-    text = lesson_cards.machine_card(plain).text
+    text = claim_cards.machine_card(plain).text
     assert "[i simulated] A CPU" in text
     assert "not known" in text
 
@@ -130,8 +130,8 @@ def test_exercise_and_message_cards(capsys):
 
 def all_cards():
     judgements = [judged(measured=value) for value in (0.4, 0.1, 0.9, 0, None, {"a": 0.4, "b": 0})]
-    yield from (lesson_cards.claim_card(judgement, [RECORD]) for judgement in judgements)
-    yield lesson_cards.machine_card(machine())
+    yield from (claim_cards.claim_card(judgement, [RECORD]) for judgement in judgements)
+    yield claim_cards.machine_card(machine())
     yield from (engine.exercise_card(outcome(status)) for status in engine.OUTCOMES)
     yield from (cards.message_card("x", tone=tone, code="y") for tone in cards.TONES)
 
@@ -146,7 +146,7 @@ def test_html_is_whole_and_brings_its_own_background():
 
 
 def test_every_verdict_has_a_look():
-    assert set(lesson_cards.VERDICTS) == set(claims.Verdict)
+    assert set(claim_cards.VERDICTS) == set(claims.Verdict)
     assert set(engine.OUTCOMES) == set(engine.Status)
 
 
@@ -156,7 +156,7 @@ def test_every_verdict_has_a_look():
 def test_in_a_notebook_it_is_displayed_once():
     shell = start_ipython() or sys.modules["IPython"].get_ipython()
     with capture_output() as captured:
-        shell.run_cell("from labkit.show import cards; cards.message_card('Hello.')")
+        shell.run_cell("from gpumem.figures import cards; cards.message_card('Hello.'")
     assert len(captured.outputs) == 1
     assert set(captured.outputs[0].data) == {"text/html", "text/plain"}
     assert captured.outputs[0].data["text/plain"] == "[i note]\n  Hello."
@@ -176,7 +176,7 @@ def test_the_peaks_that_gpus_recorded():
         )
         for gpu in (a100, t4)
     ]
-    heading, _, *rows = lesson_cards.recorded_peaks(found).text.splitlines()[1:]
+    heading, _, *rows = claim_cards.recorded_peaks(found).text.splitlines()[1:]
     columns = ["run", "measured on A100", "simulated for T4", "measured on T4"]
     assert re.split("  +", heading) == columns
     assert [re.split("  +", row) for row in rows] == [

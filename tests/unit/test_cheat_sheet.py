@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from lesson_files import result, run
 
+from gpumem.estimation.estimate import estimate
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.inputs import GIB, InputError
+from gpumem.models.config import find_config
+from gpumem.trace import Category
 from labkit.cheat_sheet import export, figures
 from labkit.cheat_sheet.export import percent
 from labkit.cheat_sheet.figures import CommonJob, Figures, build, order_of_adoption, row
 from labkit.cheat_sheet.findings import Finding, Trial, gather
 from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
 from labkit.cli import main
-from labkit.course import results
-from labkit.course.claims import Verdict, all_claims
-from labkit.models.config import find_config
-from labkit.plan.estimate import estimate
-from labkit.plan.shapes import shapes_of
-from labkit.trace import Category
-from labkit.values import GIB, InputError
+from labkit.lesson import results
+from labkit.lesson.claims import Verdict, all_claims
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lesson_files import result
 
-from labkit.course import claims, results, session, verdicts
-from labkit.course.claims import Verdict, format_found, format_value
-from labkit.hardware import this_machine
-from labkit.values import InputError
+from gpumem.hardware import this_machine
+from gpumem.inputs import InputError
+from labkit.lesson import claims, results, session, verdicts
+from labkit.lesson.claims import Verdict, format_found, format_value
 
 GPU_MODE = "measured on NVIDIA T4"
 

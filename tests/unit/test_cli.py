@@ -8,13 +8,13 @@ import pytest
 from lesson_files import write_lesson
 
 import labkit
+from gpumem.hardware import this_machine
+from gpumem.hardware.catalogue import GPUS
 from labkit import doctor
 from labkit.cli import main
 from labkit.course import runner
-from labkit.course.lessons import find
 from labkit.course.outcomes import Outcome
-from labkit.hardware import this_machine
-from labkit.hardware.catalogue import GPUS
+from labkit.lesson.notebooks import find
 from labkit.recording import recorder
 from labkit.recording.recorder import FAILED, RECORDED, Part
 

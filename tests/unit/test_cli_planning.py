@@ -5,11 +5,12 @@ import json
 import pytest
 
 import labkit as lab
-from labkit.cli import main, plan
-from labkit.hardware.catalogue import GPUS
-from labkit.models import catalogue
-from labkit.plan.recipe import Recipe
-from labkit.values import GIB, MIB
+from gpumem import cli
+from gpumem.estimation.recipe import Recipe
+from gpumem.hardware.catalogue import GPUS
+from gpumem.inputs import GIB, MIB
+from gpumem.models import catalogue
+from labkit.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ def test_what_does_not_fit_exits_1_and_names_the_request(capsys, files):
     [("64GiB", 64 * GIB), ("1.5 tb", 1500 * 10**9), ("512", 512), ("2Mi", 2 * MIB)],
 )
 def test_sizes(text, nbytes):
-    assert plan.size(text) == nbytes
+    assert cli.size(text) == nbytes
 
 
 def test_a_recipe_from_a_file_and_a_flag_on_top(capsys, files):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from labkit.distributed.launch import rank_environment
+from gpumem.ranks.launch import rank_environment
 
 CLUSTER = Path(__file__).resolve().parents[2] / "docs" / "cluster"
 PROBE = """

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from labkit.fake.process_group import fake_ranks
-from labkit.tracker import track
-from labkit.work import COLLECTIVES, sent_bytes
+from gpumem.costs import COLLECTIVES, sent_bytes
+from gpumem.fake_cuda.process_group import fake_ranks
+from gpumem.tracker import track
 
 N, WHOLE = 4, 4 * 32  # ranks; bytes of 32 float32 numbers
 SHARE = WHOLE * (N - 1) // N  # what a rank sends when the whole goes round a ring once
@@ -70,7 +70,7 @@ def test_one_rank_sends_nothing():
 
 def test_every_collective_of_this_pytorch_has_its_rule():
     """Contract: an operator that PyTorch adds must not be counted as nothing in silence."""
-    from labkit.work import _DIRECT, _rounds
+    from gpumem.costs import _DIRECT, _rounds
 
     silent = {
         "barrier",

@@ -4,7 +4,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from labkit.course.commands import CommandFailed, let_them_fail
+from labkit.lesson.shell_commands import CommandFailed, let_them_fail
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.utils._triton
 
-from labkit.support import compilers
-from labkit.support.compilers import missing_compiler
+from labkit.doctor import compilers
+from labkit.doctor.compilers import missing_compiler
 
 
 def test_a_missing_compiler_and_missing_header_files_are_named(monkeypatch, tmp_path):

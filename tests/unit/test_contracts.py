@@ -28,11 +28,11 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# --- the life of a storage: labkit.tracker ------------------------------------------------------
+# --- the life of a storage: tracker --------------------------------------------------------------
 
 
 def test_a_weak_reference_dies_exactly_when_the_storage_is_freed():
-    """Weak references to ``UntypedStorage`` (labkit.tracker): alive while any tensor, view or
+    """Weak references to ``UntypedStorage`` (gpumem.tracker): alive while any tensor, view or
     graph holds the memory, gone at once with the last of them."""
     died = []
     x = torch.zeros(8, requires_grad=True)
@@ -50,7 +50,7 @@ def test_a_weak_reference_dies_exactly_when_the_storage_is_freed():
     assert ref() is None
 
 
-# --- fake tensors: labkit.fake.mode --------------------------------------------------------------
+# --- fake tensors: fake_tensors ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_weak_reference_dies_exactly_when_the_storage_is_freed():
     ],
 )
 def test_optimizers_choose_their_form_by_one_function(optimizer):
-    """``_default_to_fused_or_foreach`` in each optimizer's module (labkit.fake.mode): returns
+    """``_default_to_fused_or_foreach`` in each optimizer's module (`fake_tensors`): returns
     (fused, foreach); on the CPU neither, and what it returns is obeyed."""
-    from labkit.fake.mode import _optimizer_modules
+    from gpumem.fake_cuda.fake_tensors import _optimizer_modules
 
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
@@ -98,13 +98,13 @@ def test_optimizers_choose_their_form_by_one_function(optimizer):
             patch.stop()
 
 
-# --- attention: labkit.fake.attention -----------------------------------------------------------
+# --- attention: attention ------------------------------------------------------------------------
 
 
 def test_which_version_groups_heads_in_the_memory_efficient_kernel():
     """PyTorch's own ``sdp_utils_cpp.h``: the change that taught that kernel grouped heads also
-    gave the check a ``supports_mqa`` (labkit.fake.attention_rules' ``EFFICIENT_TAKES_GROUPS``)."""
-    from labkit.fake.attention_rules import EFFICIENT_TAKES_GROUPS
+    gave the check a ``supports_mqa`` (`attention_rules`, ``EFFICIENT_TAKES_GROUPS``)."""
+    from gpumem.fake_cuda.attention_rules import EFFICIENT_TAKES_GROUPS
 
     header = Path(torch.__file__).parent / "include/ATen/native/transformers/sdp_utils_cpp.h"
     if not header.exists():
@@ -114,17 +114,17 @@ def test_which_version_groups_heads_in_the_memory_efficient_kernel():
     assert ("supports_mqa" in text) == EFFICIENT_TAKES_GROUPS
 
 
-# --- bitsandbytes: labkit.fake.bitsandbytes, labkit.tracker -------------------------------------
+# --- bitsandbytes: bitsandbytes, tracker ---------------------------------------------------------
 
 
 def test_bitsandbytes_pages_and_copies_from_these_sizes():
-    """The bounds in bitsandbytes' source that labkit.fake.bitsandbytes repeats."""
+    """The bounds in bitsandbytes' source that gpumem.fake_cuda.bitsandbytes repeats."""
     import inspect
 
     import bitsandbytes
     from bitsandbytes.optim.optimizer import Optimizer8bit
 
-    from labkit.fake.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
+    from gpumem.fake_cuda.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
 
     assert "p.numel() < 1e5" in inspect.getsource(Optimizer8bit.get_state_buffer)
     assert PAGED_ELEMENTS == 1e5
@@ -134,11 +134,11 @@ def test_bitsandbytes_pages_and_copies_from_these_sizes():
     assert "if M > 512:\n        return False" in cuda
 
 
-# --- counting work and bytes: tracker, measurement --------------------------------------------
+# --- counting work and bytes: tracker, measurement -----------------------------------------------
 
 
 def test_a_product_that_is_told_its_results_dtype_counts_as_any_other():
-    from labkit.work import flops_of
+    from gpumem.costs import flops_of
 
     left, right = torch.ones(2, 3), torch.ones(3, 5)
     for func, args in (
@@ -149,7 +149,7 @@ def test_a_product_that_is_told_its_results_dtype_counts_as_any_other():
 
 
 def test_attention_flops_come_from_shapes():
-    """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (labkit.work, for the CPU's flash
+    """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (gpumem.costs, for the CPU's flash
     kernel, which the registry has since 2.15 only): two products forward, five backward."""
     from torch.utils.flop_counter import (
         flop_registry,
@@ -157,7 +157,7 @@ def test_attention_flops_come_from_shapes():
         sdpa_flop_count,
     )
 
-    from labkit.work import FLOP_FORMULAS
+    from gpumem.costs import FLOP_FORMULAS
 
     shape = (2, 4, 16, 8)  # batch, heads, tokens, head
     product = 2 * 2 * 4 * 16 * 16 * 8
@@ -178,8 +178,8 @@ def test_attention_flops_come_from_shapes():
 @pytest.mark.parametrize("direction", ["", "_backward"])
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn", "flash_for_cpu"])
 def test_causal_attention_counts_half(kernel, direction):
-    """``is_causal`` in the schema of each fused kernel (labkit.work)."""
-    from labkit.work import flops_of
+    """``is_causal`` in the schema of each fused kernel (gpumem.costs)."""
+    from gpumem.costs import flops_of
 
     kind, _, on_cpu = kernel.partition("_")
     name = f"_scaled_dot_product_{kind}_attention{'_' * bool(on_cpu)}{on_cpu}{direction}"
@@ -198,10 +198,10 @@ def test_causal_attention_counts_half(kernel, direction):
     assert 0 < 2 * counted(True) == counted(False)
 
 
-# --- CUDA: hardware.cuda --------------------------------------------------------------------------
+# --- CUDA: hardware.cuda -------------------------------------------------------------------------
 
 
-# --- Jupyter: hardware.cuda.free_memory -----------------------------------------------------------
+# --- Jupyter: hardware.cuda.free_memory ----------------------------------------------------------
 
 
 def test_ipython_keeps_the_last_error_where_we_clear_it():

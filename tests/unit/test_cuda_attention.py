@@ -10,19 +10,19 @@ from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from labkit.fake import attention, attention_rules
-from labkit.fake.attention import cuda_attention_choice
-from labkit.fake.attention_rules import (
+from gpumem.fake_cuda import attention, attention_rules
+from gpumem.fake_cuda.attention import cuda_attention_choice
+from gpumem.fake_cuda.attention_rules import (
     CUDNN,
     EFFICIENT,
     FLASH,
     MATH,
     attention_kernel,
 )
-from labkit.fake.mode import GPU_DEVICE, fake_tensors
-from labkit.hardware.catalogue import GPUS, gpu
-from labkit.tracker import track
-from labkit.values import InputError
+from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
+from gpumem.hardware.catalogue import GPUS, gpu
+from gpumem.inputs import InputError
+from gpumem.tracker import track
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 T4, A100, RTX_3090, RTX_5090, H100 = (7, 5), (8, 0), (8, 6), (12, 0), (9, 0)

@@ -12,13 +12,13 @@ import torch
 from torch.utils import cpp_extension
 
 import labkit as lab
-from labkit.distributed.launch import RankError
-from labkit.hardware import this_machine
-from labkit.toolbox import deepspeed, deepspeed_ops, disk
-from labkit.toolbox.deepspeed import Traffic
-from labkit.values import InputError
+from gpumem.hardware import this_machine
+from gpumem.inputs import InputError
+from gpumem.ranks.launch import RankError
+from labkit.deepspeed import disk, engines, operators
+from labkit.deepspeed.engines import Traffic
 
-lack = deepspeed_ops.missing()
+lack = operators.missing()
 # Where all are to run, as in continuous integration, they fail without it: nobody reads of skips.
 needs_deepspeed = pytest.mark.skipif(bool(lack) and "CI" not in os.environ, reason=str(lack))
 
@@ -39,14 +39,14 @@ def test_what_a_disk_needs_is_named_and_cpu_memory_does_not_need_it(monkeypatch,
     device = "cuda" if what == "nvcc" else "cpu"
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(deepspeed_ops.shutil, "which", lambda name, path=None: name != what)
-    monkeypatch.setattr(deepspeed_ops.subprocess, "run", lambda *_, **__: Done(0))
-    monkeypatch.setattr(deepspeed_ops.sys, "platform", "darwin" if what == "linux" else "linux")
+    monkeypatch.setattr(operators.shutil, "which", lambda name, path=None: name != what)
+    monkeypatch.setattr(operators.subprocess, "run", lambda *_, **__: Done(0))
+    monkeypatch.setattr(operators.sys, "platform", "darwin" if what == "linux" else "linux")
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
     monkeypatch.setattr(this_machine, "device", lambda: torch.device(device))
-    found = deepspeed_ops.missing()
+    found = operators.missing()
     assert found is None if says is None else says in found
-    assert deepspeed_ops.missing(nvme=False) is None
+    assert operators.missing(nvme=False) is None
 
 
 class Done(NamedTuple):
@@ -57,15 +57,15 @@ class Done(NamedTuple):
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_the_compiler_is_asked_for_headers():
-    assert deepspeed_ops._has_header("cstdio")
-    assert not deepspeed_ops._has_header("no_such_header.h")
+    assert operators._has_header("cstdio")
+    assert not operators._has_header("no_such_header.h")
 
 
 def test_without_deepspeed_nothing_else_is_checked(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install --no-build-isolation deepspeed" in deepspeed_ops.missing(nvme=False)
+    assert "pip install --no-build-isolation deepspeed" in operators.missing(nvme=False)
     with pytest.raises(InputError, match="DeepSpeed is not installed"):
-        deepspeed.prepare()
+        engines.prepare()
 
 
 # --- watching the disk ---------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_bytes_are_counted_and_the_disks_errors_end_the_job(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "the disk is full")
 
     traffic, path, buffer = Traffic(), str(tmp_path / "x"), torch.zeros(8)
-    one = deepspeed.watched(FakeHandle, traffic)()
+    one = engines.watched(FakeHandle, traffic)()
     assert one.wait() == 0  # nothing is under way
     assert one.async_pwrite(buffer, path, 0) == 0
     assert one.wait() == 1
@@ -108,7 +108,7 @@ def test_bytes_are_counted_and_the_disks_errors_end_the_job(tmp_path, monkeypatc
         assert one.under_way == 0  # freeing a handle with one would abort the process
     one.refuse = False
     one.async_pread(buffer, path, 0)
-    monkeypatch.setattr(deepspeed, "reserve", full)
+    monkeypatch.setattr(engines, "reserve", full)
     with pytest.raises(OSError, match="the disk is full"):
         one.async_pwrite(buffer, str(tmp_path / "y"), 0)
     assert one.under_way == 0
@@ -121,14 +121,14 @@ import json
 import deepspeed as engines
 import torch
 import labkit as lab
-from labkit.toolbox import deepspeed
+from labkit.deepspeed import engines
 
 def build():
     torch.manual_seed(0)
     return torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
 
 def train(device, where="nvme", folder=""):
-    traffic = deepspeed.prepare(nvme=where == "nvme")
+    traffic = engines.prepare(nvme=where == "nvme")
     place = {"device": where, "nvme_path": folder}
     room = {"buffer_count": 4, "buffer_size": 300_000, "max_in_cpu": 0}
     adam = {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": True}
@@ -170,8 +170,8 @@ def test_zero_infinity_trains_as_plain_pytorch_does(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import engine
 
-    deepspeed_ops.build()
-    built = deepspeed_ops.build_folder() / "async_io/build.ninja"
+    operators.build()
+    built = operators.build_folder() / "async_io/build.ninja"
     assert "async_io.cpp" in built.read_text()  # as one file
     numbers = 8 * 512 * 512
     folder = tmp_path / "nvme"
@@ -197,8 +197,8 @@ def test_a_disk_that_fills_ends_the_job_with_a_sentence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import engine_full
 
-    deepspeed_ops.build()
+    operators.build()
     with monkeypatch.context() as undone:
-        undone.setattr(deepspeed, "reserve", disk.reserve)
+        undone.setattr(engines, "reserve", disk.reserve)
         with pytest.raises(RankError, match="the disk is full"):
             lab.launch(engine_full.train, ranks=1, steps=2, folder=str(tmp_path))

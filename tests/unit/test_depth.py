@@ -13,14 +13,14 @@ from transformers import (
     SmolLM3Config,
 )
 
-from labkit.allocator.replay import replay
-from labkit.fake.repeated_layers import extend, same
-from labkit.hardware.catalogue import gpu
-from labkit.models.config import find_config
-from labkit.plan.estimate import recipe_log
-from labkit.plan.recipe import Recipe
-from labkit.plan.shapes import shapes_of
-from labkit.trace import Category, Event, Phase, Storage, Trace
+from gpumem.allocator.replay import replay
+from gpumem.estimation.estimate import recipe_log
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.fake_cuda.depth_extension import extend, same
+from gpumem.hardware.catalogue import gpu
+from gpumem.models.config import find_config
+from gpumem.trace import Category, Event, Phase, Storage, Trace
 
 CARD = gpu("a100-80gb")
 LAYERS = 5

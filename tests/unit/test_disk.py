@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import labkit as lab
-from labkit.support.scratch import TemporaryFolder
-from labkit.toolbox import disk
-from labkit.toolbox.disk import DiskStore
-from labkit.values import InputError
+from gpumem.inputs import InputError
+from gpumem.temporary_folder import TemporaryFolder
+from labkit.deepspeed import disk
+from labkit.deepspeed.disk import DiskStore
 
 
 @pytest.fixture

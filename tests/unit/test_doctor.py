@@ -12,11 +12,11 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
+from gpumem.hardware import this_machine
+from gpumem.models import pretrained
 from labkit import doctor
 from labkit.doctor import gpu, machine, packages
 from labkit.doctor.finding import Finding
-from labkit.hardware import this_machine
-from labkit.models import pretrained
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -169,8 +169,8 @@ def test_little_memory_and_a_container_with_a_small_limit(monkeypatch, free, lim
 @pytest.mark.parametrize(
     ("check", "missing"),
     [
-        (machine.check_compiler, "labkit.support.compilers.missing_compiler"),
-        (machine.check_deepspeed, "labkit.toolbox.deepspeed_ops.missing"),
+        (machine.check_compiler, "labkit.doctor.compilers.missing_compiler"),
+        (machine.check_deepspeed, "labkit.deepspeed.operators.missing"),
     ],
 )
 def test_a_missing_compiler_or_deepspeed_is_noted(monkeypatch, check, missing):

@@ -11,11 +11,11 @@ from transformers import LlamaConfig
 
 import labkit as lab
 from benchmarks.setups import TINY as SIZES
-from labkit.hardware import this_machine
-from labkit.plan.estimate import estimate, one_layer_bytes
-from labkit.plan.recipe import Recipe
-from labkit.simulation import simulated_log
-from labkit.values import MIB
+from gpumem.estimation.estimate import estimate, one_layer_bytes
+from gpumem.estimation.recipe import Recipe
+from gpumem.hardware import this_machine
+from gpumem.inputs import MIB
+from gpumem.simulation import simulated_log
 
 TINY = LlamaConfig(**SIZES | {"num_hidden_layers": 5})
 

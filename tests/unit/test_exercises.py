@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import labkit
+from gpumem.inputs import InputError, shown
+from gpumem.runs import OutOfMemory, Run
 from labkit.exercises import checks, engine
 from labkit.exercises.checks import (
     Correct,
@@ -26,8 +28,6 @@ from labkit.exercises.checks import (
     whole_number,
 )
 from labkit.exercises.engine import Exercise, Status
-from labkit.runs import OutOfMemory, Run
-from labkit.values import InputError, shown
 
 
 def sixteen():
@@ -382,7 +382,7 @@ def test_solution_shows_the_imports_that_the_notebook_lacks(capsys):
         return [Run(n, torch.nn, sys.path, train, n) for n in range(n)]
 
     Exercise("01-1", needy, (), call).solution()
-    imports = ["from labkit.runs import Run", "import sys", "import torch"]
+    imports = ["from gpumem.runs import Run", "import sys", "import torch"]
     imports += [f"from {__name__} import train", "def needy(n):"]
     shown = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert shown[2 : 2 + len(imports)] == imports

@@ -19,7 +19,10 @@ import torch
 from fake_runs import fake_run
 
 import labkit as lab
-from labkit.allocator.caching import CachingAllocator
+from gpumem.allocator.caching import CachingAllocator
+from gpumem.estimation.textbook_formula import Part, formula_estimate
+from gpumem.inputs import GIB, MIB
+from gpumem.trace import Category
 from labkit.exercises import lesson_02
 from labkit.exercises.checks import train
 from labkit.exercises.engine import Status, of_lesson
@@ -33,9 +36,6 @@ from labkit.exercises.lesson_12 import chunks
 from labkit.exercises.lesson_15 import adapter_bytes, next_step
 from labkit.exercises.lesson_17 import _simulated, large, roomy
 from labkit.exercises.lesson_20 import first_stage
-from labkit.plan.formula import Part, formula_estimate
-from labkit.trace import Category
-from labkit.values import GIB, MIB
 
 pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"

@@ -15,11 +15,11 @@ from bitsandbytes.optim.optimizer import Optimizer8bit
 from torch import nn
 
 import labkit as lab
+from gpumem.fake_cuda.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
+from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
+from gpumem.hardware.catalogue import gpu
+from gpumem.tracker import track
 from labkit.exercises.checks import train_steps
-from labkit.fake.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
-from labkit.fake.mode import GPU_DEVICE, fake_tensors
-from labkit.hardware.catalogue import gpu
-from labkit.tracker import track
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 ROWS, COLUMNS = 256, 512

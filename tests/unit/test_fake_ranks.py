@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import labkit as lab
-from labkit.values import InputError
+from gpumem.inputs import InputError
 
 LAYER_BYTES = 4 * (2 * 64 * 256 + 64 + 256)  # its gradients, float32
 GLOO_THREADS = 2  # each keeps the tensors of its last collective until it looks for another
@@ -169,8 +169,8 @@ def test_run_takes_ranks():
 
 
 def test_run_launches_where_there_are_enough_gpus(monkeypatch):
-    from labkit.distributed import launch as launching
-    from labkit.hardware import this_machine
+    from gpumem.hardware import this_machine
+    from gpumem.ranks import launch as launching
 
     launched = []
 

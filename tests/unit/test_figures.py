@@ -16,16 +16,16 @@ from fake_runs import TraceBuilder, fake_run, out_of_memory, traced_run, trainin
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.show.bars import bars, draw_bars, draw_stacked_bars, stacked_bars
-from labkit.show.gantt import gantt, idle_share
-from labkit.show.lines import lines
-from labkit.show.number_lines import number_lines
-from labkit.show.picture import COLOURS, HATCHES, RESERVED
-from labkit.show.tables import seconds_text
-from labkit.show.timelines import PHASE_COLOURS, _stretches, draw_timeline
-from labkit.toolbox.spans import Span
-from labkit.trace import Category, Phase, Trace
-from labkit.values import GIB, MIB, InputError, format_bytes
+from gpumem.figures.bars import bars, draw_bars, draw_stacked_bars, stacked_bars
+from gpumem.figures.drawing import COLOURS, HATCHES, RESERVED
+from gpumem.figures.tables import seconds_text
+from gpumem.figures.timelines import PHASE_COLOURS, _stretches, draw_timeline
+from gpumem.inputs import GIB, MIB, InputError, format_bytes
+from gpumem.trace import Category, Phase, Trace
+from labkit.figures.gantt import gantt, idle_share
+from labkit.figures.lines import lines
+from labkit.figures.number_lines import number_lines
+from labkit.spans import Span
 
 CAPACITY = 14 * GIB
 
@@ -51,7 +51,7 @@ def test_drawing_leaves_the_learners_matplotlib_alone():
         "import sys; sys.path.insert(0, 'tests/unit'); import matplotlib as mpl;"
         "state = lambda: {k: mpl.rcParams[k] for k in mpl.rcParams if k != 'backend'};"
         "before = state(); from fake_runs import traced_run;"
-        "from labkit.show import timelines; timelines.draw_timeline(traced_run()).rich();"
+        "from gpumem.figures import timelines; timelines.draw_timeline(traced_run()).rich();"
         "assert state() == before; assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)

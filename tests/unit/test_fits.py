@@ -13,10 +13,16 @@ from fit_lookup import answer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.course.results import looked_up
-from labkit.fitting import build
-from labkit.fitting import table as fits
-from labkit.fitting.table import (
+from gpumem.estimation.estimate import estimate
+from gpumem.estimation.recipe import Recipe
+from gpumem.files import read_file
+from gpumem.inputs import GIB, InputError
+from gpumem.models.config import find_config
+from labkit.lesson.results import looked_up
+from labkit.recording import accuracy
+from will_it_fit import build
+from will_it_fit import table as fits
+from will_it_fit.table import (
     MORE_RESERVED,
     MORE_SEEN,
     TOKENS,
@@ -27,12 +33,6 @@ from labkit.fitting.table import (
     name_of_way,
     row_shape,
 )
-from labkit.models.config import find_config
-from labkit.plan.estimate import estimate
-from labkit.plan.recipe import Recipe
-from labkit.recording import accuracy
-from labkit.support.files import read_file
-from labkit.values import GIB, InputError
 
 MODEL = "SmolLM2-135M"
 WAYS = [
@@ -306,7 +306,7 @@ def test_no_row_ends_before_a_point_that_no_gpu_can_hold(own):
 
 
 def test_a_sample_of_it_is_computed_again_to_the_byte(own):
-    """Another one each day. If it fails, `python -m labkit.fitting.build` makes the table anew, and
+    """Another one each day. If it fails, `python -m will_it_fit.build` makes the table anew, and
     RULES there should have been set to another day."""
     assert own.versions == build._versions()
     draw = random.Random(date.today().toordinal())

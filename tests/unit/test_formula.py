@@ -4,9 +4,9 @@ import pytest
 from transformers import GPT2Config, LlamaConfig
 
 import labkit as lab
-from labkit.plan.formula import Part, formula_estimate
-from labkit.plan.shapes import shapes_of
-from labkit.values import InputError
+from gpumem.estimation.textbook_formula import Part, formula_estimate
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.inputs import InputError
 
 LLAMA = LlamaConfig(
     hidden_size=256,

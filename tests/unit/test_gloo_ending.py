@@ -7,10 +7,10 @@ from pathlib import Path
 
 import nbformat
 
-from labkit.distributed.launch import rank_environment
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.script import script as training_script
+from gpumem.ranks.launch import rank_environment
 from labkit.exercises.lesson_26 import script as capstone
-from labkit.plan.recipe import Recipe
-from labkit.plan.script import script as training_script
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 ENDING = (

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import labkit as lab
-from labkit.gradient_sums import as_without_mode
+from gpumem.gradient_sums import as_without_mode
 
 
 class Watched(TorchDispatchMode):

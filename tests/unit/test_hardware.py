@@ -16,8 +16,8 @@ import weakref
 import pytest
 import torch
 
-from labkit.hardware import catalogue, cuda, this_machine
-from labkit.values import GIB, MIB, InputError
+from gpumem.hardware import catalogue, cuda, this_machine
+from gpumem.inputs import GIB, MIB, InputError
 
 # --- a CUDA that is not there ------------------------------------------------------------------
 

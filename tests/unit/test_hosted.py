@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from installed import ROOT, empty_environment, packages_here, put_below
 
-from labkit.course import hosted, session
-from labkit.hardware import this_machine
+from gpumem.hardware import this_machine
+from labkit.lesson import colab, session
 
 HERE = replace(this_machine.machine(), kind="cpu", in_colab=False)
 COLAB = replace(HERE, in_colab=True)
@@ -44,12 +44,12 @@ def nowhere(monkeypatch):
 
 
 def test_colab_and_kaggle_say_where_their_gpus_are(monkeypatch, capsys):
-    assert hosted.for_a_gpu(HERE) == ""
-    assert "Runtime → Change runtime type → T4 GPU" in hosted.for_a_gpu(COLAB)
-    assert hosted.for_a_gpu(replace(COLAB, kind="cuda")) == ""
+    assert colab.for_a_gpu(HERE) == ""
+    assert "Runtime → Change runtime type → T4 GPU" in colab.for_a_gpu(COLAB)
+    assert colab.for_a_gpu(replace(COLAB, kind="cuda")) == ""
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
-    assert "Settings → Accelerator" in hosted.for_a_gpu(HERE)
-    monkeypatch.setattr(hosted, "refused_torchao", lambda: "")
+    assert "Settings → Accelerator" in colab.for_a_gpu(HERE)
+    monkeypatch.setattr(colab, "refused_torchao", lambda: "")
     monkeypatch.setattr(this_machine, "machine", lambda: HERE)
     session.start("00")
     assert "Settings → Accelerator" in " ".join(capsys.readouterr().out.split())
@@ -132,20 +132,20 @@ def test_torchao_that_peft_refuses_is_removed_on_a_lent_machine_alone(tmp_path):
 
 
 def test_pip_is_called_only_on_a_lent_machine_for_what_peft_refuses(monkeypatch):
-    monkeypatch.setattr(hosted.subprocess, "run", lambda *a, **k: pytest.fail("pip was called"))
-    monkeypatch.setattr(hosted, "refused_torchao", lambda: "")
-    assert hosted.prepare(COLAB) == ""
-    monkeypatch.setattr(hosted, "refused_torchao", lambda: pytest.fail("peft was asked"))
-    assert hosted.prepare(HERE) == ""
+    monkeypatch.setattr(colab.subprocess, "run", lambda *a, **k: pytest.fail("pip was called"))
+    monkeypatch.setattr(colab, "refused_torchao", lambda: "")
+    assert colab.prepare(COLAB) == ""
+    monkeypatch.setattr(colab, "refused_torchao", lambda: pytest.fail("peft was asked"))
+    assert colab.prepare(HERE) == ""
 
 
 def test_failure_to_remove_is_said(monkeypatch):
     def no_pip(command, **options):
         raise FileNotFoundError("no pip here")
 
-    monkeypatch.setattr(hosted, "refused_torchao", lambda: "Found version 0.10.0")
-    monkeypatch.setattr(hosted.subprocess, "run", no_pip)
-    said = hosted.prepare(COLAB)
+    monkeypatch.setattr(colab, "refused_torchao", lambda: "Found version 0.10.0")
+    monkeypatch.setattr(colab.subprocess, "run", no_pip)
+    said = colab.prepare(COLAB)
     assert "Found version 0.10.0. It could not be removed" in said
     assert "no pip here" in said
 

@@ -18,18 +18,19 @@ from lesson_files import read_or_refused, result
 from papermill.translators import papermill_translators
 
 import labkit as lab
-from labkit.course import claims, report, verdicts
-from labkit.course.lesson_cards import claim_card, machine_card
-from labkit.course.lessons import Parameter, check_value
+from gpumem.estimation import script
+from gpumem.estimation.recipe import Recipe
+from gpumem.figures.cards import message_card
+from gpumem.figures.html_table import grid
+from gpumem.hardware.this_machine import Machine
+from gpumem.models.config import find_config
+from labkit.course import report
+from labkit.course.html_safe import sanitise
 from labkit.course.outcomes import Outcome
 from labkit.exercises.engine import exercise_card
-from labkit.hardware.this_machine import Machine
-from labkit.models.config import find_config
-from labkit.plan import script
-from labkit.plan.recipe import Recipe
-from labkit.show.cards import message_card
-from labkit.support.html_safe import sanitise
-from labkit.support.html_table import grid
+from labkit.lesson import claims, verdicts
+from labkit.lesson.claim_cards import claim_card, machine_card
+from labkit.lesson.notebooks import Parameter, check_value
 
 ROOT = Path(__file__).resolve().parents[2]
 

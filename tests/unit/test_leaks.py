@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig
 
 import labkit as lab
-from labkit.plan.recipe import Recipe
+from gpumem.estimation.recipe import Recipe
 
 TINY = LlamaConfig(
     hidden_size=64,
@@ -74,7 +74,7 @@ def test_no_tensor_outlives_running_out_of_memory(fields):
 
 def test_a_parameter_that_is_garbage_is_not_kept_by_its_hook():
     """Why the optimizer is the caller's: the collector does not see autograd's hooks."""
-    from labkit.plan.techniques import step_in_backward
+    from gpumem.estimation.techniques import step_in_backward
 
     parameter = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([parameter], lr=0.01)

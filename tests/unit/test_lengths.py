@@ -4,14 +4,14 @@ import pytest
 
 import labkit as lab
 from benchmarks.setups import tiny_config
-from labkit.allocator.replay import ReplayedCuda
-from labkit.dispatch import measured_or_replayed
-from labkit.fake.repeated_steps import continued
-from labkit.plan.estimate import recipe_log
-from labkit.plan.recipe import Recipe
-from labkit.plan.training import training
-from labkit.simulation import simulated_log
-from labkit.values import InputError
+from gpumem.allocator.replay import ReplayedCuda
+from gpumem.estimation.estimate import recipe_log
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.training import training
+from gpumem.fake_cuda.step_extension import continued
+from gpumem.inputs import InputError
+from gpumem.measure_or_simulate import measured_or_replayed
+from gpumem.simulation import simulated_log
 
 GPU = lab.gpu("a100-80gb")
 LENGTHS = (64, 200, 64, 130, 129, 300, 64, 200)

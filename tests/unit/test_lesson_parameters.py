@@ -4,9 +4,9 @@ import nbformat
 import pytest
 from lesson_files import notebook, write_lesson
 
-from labkit.course import lessons
-from labkit.course.lessons import Parameter, check_value, declared_parameters
-from labkit.values import InputError
+from gpumem.inputs import InputError
+from labkit.lesson import notebooks
+from labkit.lesson.notebooks import Parameter, check_value, declared_parameters
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def course(tmp_path):
 
 
 def found(course, *selected):
-    return [lesson.name for lesson in lessons.find(selected, folder=course)]
+    return [lesson.name for lesson in notebooks.find(selected, folder=course)]
 
 
 @pytest.mark.parametrize("name", ["6", "06", "Gradient-Checkpointing", "06_gradient_checkpointing"])
@@ -28,7 +28,7 @@ def test_lessons_are_found_in_order_by_many_names(course, name):
 
 def test_a_lesson_may_be_a_path(course, tmp_path):
     path = write_lesson(tmp_path / "own", name="mine")
-    [lesson] = lessons.find([str(path)], folder=course)
+    [lesson] = notebooks.find([str(path)], folder=course)
     assert (lesson.number, lesson.name) == ("", "mine")
 
 
@@ -49,7 +49,7 @@ def test_an_unknown_lesson_is_named_with_the_nearest(course, name, words):
 
 def test_no_lessons_and_two_of_one_name(course, tmp_path):
     with pytest.raises(InputError, match="no lessons in"):
-        lessons.find(folder=tmp_path / "empty")
+        notebooks.find(folder=tmp_path / "empty")
     twin = write_lesson(tmp_path / "twin", name="01_where_memory_goes")
     with pytest.raises(InputError, match="two notebooks of one name"):
         found(course, "01", str(twin))
@@ -59,13 +59,13 @@ def test_no_lessons_and_two_of_one_name(course, tmp_path):
 def test_a_damaged_notebook_is_refused_by_name(tmp_path, text):
     (tmp_path / "06_x.ipynb").write_text(text)
     with pytest.raises(InputError, match="06_x"):
-        lessons.read_notebook(tmp_path / "06_x.ipynb")
+        notebooks.read_notebook(tmp_path / "06_x.ipynb")
 
 
 def test_a_title_is_the_first_heading_without_its_marks(tmp_path):
-    lesson = lessons.lesson_at(write_lesson(tmp_path))
-    assert lessons.title_of(notebook(), lesson) == "What does it save?"
-    assert lessons.title_of(nbformat.v4.new_notebook(), lesson) == "06_saving"
+    lesson = notebooks.lesson_at(write_lesson(tmp_path))
+    assert notebooks.title_of(notebook(), lesson) == "What does it save?"
+    assert notebooks.title_of(nbformat.v4.new_notebook(), lesson) == "06_saving"
 
 
 # --- parameters --------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import labkit as lab
-from labkit import measurement
-from labkit.hardware import cuda, this_machine
-from labkit.hardware.this_machine import Machine
-from labkit.out_of_memory import is_out_of_memory, requested_bytes
-from labkit.values import GIB, KIB, MIB, InputError
+from gpumem import measurement
+from gpumem.hardware import cuda, this_machine
+from gpumem.hardware.this_machine import Machine
+from gpumem.inputs import GIB, KIB, MIB, InputError
+from gpumem.out_of_memory import is_out_of_memory, requested_bytes
 
 CPU = torch.device("cpu")
 

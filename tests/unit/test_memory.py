@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.runs import OutOfMemory, Run
-from labkit.trace import Category, Event, Peak, Phase, Storage, Trace, Work
-from labkit.values import GIB, KIB, MIB, InputError, format_bytes, one_of, positive_int
+from gpumem.inputs import GIB, KIB, MIB, InputError, format_bytes, one_of, positive_int
+from gpumem.runs import OutOfMemory, Run
+from gpumem.trace import Category, Event, Peak, Phase, Storage, Trace, Work
 
 C, P = Category, Phase
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 import labkit as lab
-from labkit.hardware.catalogue import gpus
-from labkit.models.config import MOST_FILE_BYTES, config_from_dict, find_config
-from labkit.plan.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
-from labkit.values import PRECISIONS, InputError
+from gpumem.estimation.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
+from gpumem.hardware.catalogue import gpus
+from gpumem.inputs import PRECISIONS, InputError
+from gpumem.models.config import MOST_FILE_BYTES, config_from_dict, find_config
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

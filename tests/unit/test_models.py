@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from labkit import values
-from labkit.models import catalogue, precisions, text
-from labkit.models.catalogue import MODELS
-from labkit.models.config import find_config
-from labkit.values import InputError
+from gpumem import inputs
+from gpumem.inputs import InputError
+from gpumem.models import catalogue, precisions, text
+from gpumem.models.catalogue import MODELS
+from gpumem.models.config import find_config
 
 
 def tiny(**options):
@@ -138,7 +138,7 @@ def test_bad_arguments_get_a_sentence(arguments, says):
 def test_every_precision_says_what_weights_and_products_are():
     left, right = torch.ones(2, 2), torch.ones(2, 2)
     seen = {}
-    for precision in values.PRECISIONS:
+    for precision in inputs.PRECISIONS:
         with precisions.autocast("cpu", precision):
             seen[precision] = (precisions.dtype_of(precision), (left @ right).dtype)
     assert seen == {

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lab
-from labkit.fake.mode import GPU_DEVICE
+from gpumem.fake_cuda.fake_tensors import GPU_DEVICE
 
 SIDE = 64
 OUTSIDE = torch.device("cuda")

@@ -55,7 +55,7 @@ def test_every_import_is_declared():
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module.split(".")[0])
     allowed = set(CORE) | set(requirements(EXTRAS["notebooks"] + EXTRAS["deepspeed"]))
-    allowed.add("pytest")  # which alone imports labkit.phantom.pytest_plugin
+    allowed.add("pytest")  # which alone imports phantom_gpu.pytest_plugin
     providers = metadata.packages_distributions()
     for name in imported - set(sys.stdlib_module_names) - {"labkit"}:
         if name in providers:  # not where an extra is not installed

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from labkit.cli import main, phantom
-from labkit.phantom import program
-from labkit.phantom.answer import FailedRequest, GpuReport, ProcessReport, When
-from labkit.phantom.command import command_line, processes_of
-from labkit.phantom.report import FitReport
-from labkit.values import GIB
+from gpumem.inputs import GIB
+from labkit.cli import main
+from phantom_gpu import cli, run_script
+from phantom_gpu.command_line import command_line, processes_of
+from phantom_gpu.report import FitReport
+from phantom_gpu.report_records import FailedRequest, GpuReport, ProcessReport, When
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from labkit.values import GIB
     ],
 )
 def test_what_follows_our_options_belongs_to_the_program(words, own, command):
-    assert phantom.split(words.split()) == (own.split(), command.split())
+    assert cli.split(words.split()) == (own.split(), command.split())
 
 
 def test_the_program_is_a_script_a_module_or_a_command(tmp_path):
@@ -153,6 +153,6 @@ def test_a_program_that_ends_while_it_is_looked_at_costs_no_answer(tmp_path):
     (tmp_path / f"{ended.pid}.stack").touch()
     (tmp_path / f"{ended.pid}.answer").write_bytes(pickle.dumps(ANSWER))
     ended.wait()
-    assert program._cpu_seconds(ended) == 0.0
-    assert program._line_of_hang(ended, tmp_path) == "an unknown line"
-    assert program.read_answers(tmp_path) == [ANSWER]
+    assert run_script._cpu_seconds(ended) == 0.0
+    assert run_script._line_of_hang(ended, tmp_path) == "an unknown line"
+    assert run_script.read_answers(tmp_path) == [ANSWER]

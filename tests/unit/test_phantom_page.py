@@ -8,13 +8,13 @@ import pytest
 from bs4 import BeautifulSoup
 from fake_runs import TraceBuilder, phantom_verdict
 
-from labkit.phantom.answer import ProcessReport
-from labkit.phantom.history import History, Tag
-from labkit.phantom.page import page
-from labkit.support.html_access import problems
-from labkit.support.html_safe import POLICY
-from labkit.trace import Category, Phase
-from labkit.values import GIB, MIB, format_bytes, read_record
+from gpumem.figures.html_pages import POLICY
+from gpumem.inputs import GIB, MIB, format_bytes, read_record
+from gpumem.trace import Category, Phase
+from labkit.course.html_access import problems
+from phantom_gpu.allocator_history import History, Tag
+from phantom_gpu.report_page import page
+from phantom_gpu.report_records import ProcessReport
 
 HOSTILE = '<script src="https://elsewhere.example/x.js">hit()</script><img src=x onerror=hit()>'
 

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from labkit.support.processes import descendants, end_group, ends_in_order
+from gpumem.processes import descendants, end_group, ends_in_order
 
 SLEEP = "import time; time.sleep(600)"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from labkit.phantom import pytest_plugin
+from phantom_gpu import pytest_plugin
 
 TESTS = """
 import sys
 
 def test_nothing_heavy_is_imported():
-    assert not {"torch", "numpy", "psutil", "labkit.values"} & set(sys.modules)
+    assert not {"torch", "numpy", "psutil", "gpumem.inputs"} & set(sys.modules)
 
 def test_training_fits(phantom_gpu):
     raise AssertionError("there is no phantom GPU to give")

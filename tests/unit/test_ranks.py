@@ -18,8 +18,8 @@ import rank_jobs
 import torch
 
 import labkit as lab
-from labkit.distributed.launch import MOST_RANKS, RankError
-from labkit.values import InputError
+from gpumem.inputs import InputError
+from gpumem.ranks.launch import MOST_RANKS, RankError
 
 HERE = Path(__file__).parent
 
@@ -29,7 +29,7 @@ def ranks_alive(folder):
     found = set()
     for process in psutil.process_iter(["cmdline", "status"]):
         line = " ".join(process.info["cmdline"] or [])
-        ours = "labkit.distributed.rank" in line and str(folder) in line
+        ours = "gpumem.ranks.rank" in line and str(folder) in line
         if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.add(process.pid)
     return found

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from labkit.hardware.catalogue import gpu
-from labkit.plan.recipe import MOST_SEQUENCE, MOST_TOKENS, Recipe
-from labkit.values import InputError
+from gpumem.estimation.recipe import MOST_SEQUENCE, MOST_TOKENS, Recipe
+from gpumem.hardware.catalogue import gpu
+from gpumem.inputs import InputError
 
 FULL = Recipe(
     batch_size=4,

@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import pytest
 from lesson_files import result, run, write_lesson
 
+from gpumem import files
+from gpumem.hardware import this_machine
 from labkit.cli import main
-from labkit.course import outcomes, results, runner
-from labkit.course.lessons import lesson_at
+from labkit.course import outcomes, runner
 from labkit.course.outcomes import Outcome
-from labkit.hardware import this_machine
+from labkit.lesson import results
+from labkit.lesson.notebooks import lesson_at
 from labkit.recording import accuracy, recorder, review
 from labkit.recording.accuracy import AccuracyTable, Row
 from labkit.recording.recorder import FAILED, RECORDED, SKIPPED, Recorder
-from labkit.support import files
 
 HERE = this_machine.machine()
 MACHINE = {"kind": HERE.kind, "name": HERE.name, "versions": dict(HERE.versions)}
@@ -105,7 +106,7 @@ def test_a_process_is_run_with_its_output_in_a_file_and_stopped_in_time(tmp_path
     def run_code(code, seconds=60.0):
         return recorder.run_process([sys.executable, "-c", code], log, seconds)
 
-    assert run_code("import labkit.values") == (0, "ended with code 0: it wrote nothing")
+    assert run_code("import gpumem.inputs") == (0, "ended with code 0: it wrote nothing")
     failed = "print('one'); raise SystemExit('because')"
     assert run_code(failed) == (1, "ended with code 1: because")
     assert log.read_text() == "one\nbecause\n"

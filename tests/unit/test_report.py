@@ -9,14 +9,15 @@ from bs4 import BeautifulSoup
 from lesson_files import MACHINE, notebook, result, run
 from nbformat.v4 import new_output
 
+from gpumem.files import LARGEST_FILE_BYTES
+from gpumem.inputs import MIB, InputError
+from gpumem.runs import OutOfMemory
 from labkit.cli import main
-from labkit.course import claims, report, session, verdicts
+from labkit.course import report
 from labkit.course.check import WIDGET_STATE
 from labkit.course.outcomes import Outcome, read_outcomes
-from labkit.course.results import RESULT_MIME
-from labkit.runs import OutOfMemory
-from labkit.support.files import LARGEST_FILE_BYTES
-from labkit.values import MIB, InputError
+from labkit.lesson import claims, session, verdicts
+from labkit.lesson.results import RESULT_MIME
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 CLAIM = next(

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lesson_files import result, run
 
-from labkit.course import claims, hosted, lesson_cards, results, session, verdicts
-from labkit.course.results import Result
-from labkit.hardware import this_machine
-from labkit.runs import OutOfMemory
-from labkit.support import files
-from labkit.values import InputError
+from gpumem import files
+from gpumem.hardware import this_machine
+from gpumem.inputs import InputError
+from gpumem.runs import OutOfMemory
+from labkit.lesson import claim_cards, claims, colab, results, session, verdicts
+from labkit.lesson.results import Result
 
 HERE = replace(this_machine.machine(), name="Test CPU")
 
@@ -25,8 +25,8 @@ HERE = replace(this_machine.machine(), name="Test CPU")
 def begun(monkeypatch):
     """A session of lesson 06, ended afterwards."""
     monkeypatch.setattr(this_machine, "machine", lambda: HERE)
-    monkeypatch.setattr(hosted, "host", lambda machine: None)
-    monkeypatch.setattr(lesson_cards, "machine_card", lambda machine, for_a_gpu: None)
+    monkeypatch.setattr(colab, "host", lambda machine: None)
+    monkeypatch.setattr(claim_cards, "machine_card", lambda machine, for_a_gpu: None)
     session.start("6")
     yield
     session.current.lesson = None

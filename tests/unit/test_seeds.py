@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import labkit as lab
-from labkit.toolbox.half_precision import half_products
-from labkit.toolbox.losses import Difference, Losses, held_out_loss
-from labkit.values import InputError
+from gpumem.inputs import InputError
+from labkit.half_precision import half_products
+from labkit.loss_comparison import Difference, Losses, held_out_loss
 
 
 def falling(device, seed=0, rate=1.0, stop=99):

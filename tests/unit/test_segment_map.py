@@ -8,9 +8,9 @@ from drawn import assert_fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.allocator.caching import CachingAllocator
-from labkit.show.segment_map import MOST_ROWS, layout_of, segment_map, sums
-from labkit.values import MIB, InputError
+from gpumem.allocator.caching import CachingAllocator
+from gpumem.figures.segment_map import MOST_ROWS, layout_of, segment_map, sums
+from gpumem.inputs import MIB, InputError
 
 
 def segment(*blocks):

@@ -9,17 +9,17 @@ from transformers import LlamaConfig
 
 import labkit as lab
 from benchmarks.setups import TINY
-from labkit.allocator.replay import replay
-from labkit.allocator.workspaces import with_workspaces
-from labkit.fake.process_group import fake_ranks
-from labkit.hardware.catalogue import GPUS
-from labkit.plan import candidates
-from labkit.plan.estimate import one_layer_bytes, recipe_log
-from labkit.plan.recipe import Recipe
-from labkit.plan.shapes import shapes_of
-from labkit.plan.training import training
-from labkit.simulation import simulated_log
-from labkit.values import InputError
+from gpumem.allocator.replay import replay
+from gpumem.allocator.workspaces import with_workspaces
+from gpumem.estimation import recipes_to_try
+from gpumem.estimation.estimate import one_layer_bytes, recipe_log
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.training import training
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.fake_cuda.process_group import fake_ranks
+from gpumem.hardware.catalogue import GPUS
+from gpumem.inputs import InputError
+from gpumem.simulation import simulated_log
 
 pytestmark = pytest.mark.slow
 H100 = GPUS["h100"]
@@ -151,9 +151,9 @@ def test_several_gpus_may_share_what_one_cannot_hold():
 
 def test_bounds_that_need_no_simulation_are_bounds():
     shapes = shapes_of(CONFIG)
-    for configuration in candidates.configurations(H100, 32, None)[::3]:
-        for level in candidates.levels(configuration, H100, 8):
-            least = candidates.least_bytes(level, shapes, 8)
+    for configuration in recipes_to_try.configurations(H100, 32, None)[::3]:
+        for level in recipes_to_try.levels(configuration, H100, 8):
+            least = recipes_to_try.least_bytes(level, shapes, 8)
             if level.ranks > 1:
                 found = lab.estimate(CONFIG, gpu=H100, recipe=level)
                 assert least <= found.peak_reserved_bytes

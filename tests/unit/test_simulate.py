@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import labkit as lab
-from labkit.fake.mode import GPU_DEVICE, fake_tensors
-from labkit.hardware.catalogue import gpu
+from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
+from gpumem.hardware.catalogue import gpu
 
 
 def test_another_device_is_refused_with_a_sentence():

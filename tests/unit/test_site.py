@@ -8,9 +8,9 @@ import pytest
 from lesson_files import MACHINE, result
 from site_course import EVIL, HOSTILE, PLAIN, write_course
 
-from labkit.course import results
+from gpumem.inputs import InputError
 from labkit.course.outcomes import Outcome, store
-from labkit.values import InputError
+from labkit.lesson import results
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from labkit.models import catalogue, pretrained, text
-from labkit.support.files import cache_folder
-from labkit.values import InputError
+from gpumem.files import cache_folder
+from gpumem.inputs import InputError
+from gpumem.models import catalogue, pretrained, text
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec(pretrained.PACKAGE) is None,

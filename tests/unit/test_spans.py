@@ -2,7 +2,7 @@
 
 import time
 
-from labkit.toolbox.spans import Span, SpanRecorder, in_slots
+from labkit.spans import Span, SpanRecorder, in_slots
 
 
 class Stage:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from labkit.cli import main
-from labkit.course import copies, lessons
+from labkit.course import copies
+from labkit.lesson import notebooks
 
 LESSONS = ("00_start_here.ipynb", "06_more.ipynb", "07_last.ipynb")
 
@@ -60,7 +61,7 @@ def test_a_file_that_start_did_not_write_stays_too(course, tmp_path):
 def test_a_damaged_record_is_one_sentence_and_nothing_is_written(course, tmp_path, capsys, damage):
     mine = tmp_path / "mine"
     mine.mkdir()
-    (mine / lessons.COPIED).write_text(damage)
+    (mine / notebooks.COPIED).write_text(damage)
     assert main.main(["start", str(mine), "--no-open"]) == 2
     assert "is not a record of lessons we can read" in capsys.readouterr().err
     assert held(mine) == {}
@@ -95,8 +96,8 @@ def test_without_jupyterlab_the_remedy_is_named_and_lessons_can_be_copied(
 
 
 def test_lessons_are_those_of_the_folder_that_start_made_else_the_courses(course, monkeypatch):
-    assert lessons.default_folder() == lessons.course_folder()
+    assert notebooks.default_folder() == notebooks.course_folder()
     copies.copy_lessons(Path("mine"))
-    assert lessons.default_folder() == lessons.course_folder()
+    assert notebooks.default_folder() == notebooks.course_folder()
     monkeypatch.chdir("mine")
-    assert [lesson.path.parent for lesson in lessons.find(["more"])] == [Path.cwd()]
+    assert [lesson.path.parent for lesson in notebooks.find(["more"])] == [Path.cwd()]

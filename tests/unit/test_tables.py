@@ -4,8 +4,8 @@ import pytest
 from bs4 import BeautifulSoup
 from fake_runs import fake_run
 
-from labkit.show import tables
-from labkit.values import GIB, format_bytes
+from gpumem.figures import tables
+from gpumem.inputs import GIB, format_bytes
 
 
 def t4(name="step", gib=4.0, **fields):

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from labkit.models import text
-from labkit.models.text import batches, corpus
-from labkit.values import InputError
+from gpumem.inputs import InputError
+from gpumem.models import text
+from gpumem.models.text import batches, corpus
 
 
 def first(count=1, **options):
@@ -30,7 +30,7 @@ def test_the_splits_are_code_and_share_no_file():
 
 def test_another_process_sees_the_same_batches():
     code = (
-        "from labkit.models.text import batches;"
+        "from gpumem.models.text import batches;"
         "print(next(batches(device='cpu', batch_size=2, seq_len=16, seed=3)).tolist())"
     )
     output = subprocess.run(

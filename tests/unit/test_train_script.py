@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import labkit as lab
-from labkit.distributed.launch import rank_environment
-from labkit.models import catalogue
-from labkit.plan import script
-from labkit.plan.recipe import Recipe
-from labkit.values import InputError
+from gpumem.estimation import script
+from gpumem.estimation.recipe import Recipe
+from gpumem.inputs import InputError
+from gpumem.models import catalogue
+from gpumem.ranks.launch import rank_environment
 
 SIZE = {
     "hidden_size": 64,

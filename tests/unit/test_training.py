@@ -8,17 +8,17 @@ from torch.testing import assert_close
 
 import labkit as lab
 from benchmarks.setups import TINY as SIZES
-from labkit.models import catalogue
-from labkit.models.config import config_from_dict
-from labkit.plan import model_building
-from labkit.plan.model_building import build_model
-from labkit.plan.recipe import Recipe
-from labkit.plan.shapes import shapes_of
-from labkit.plan.techniques import chunked_loss
-from labkit.plan.training import _images, _Job
-from labkit.trace import Category
-from labkit.tracker import track
-from labkit.values import InputError
+from gpumem.estimation import model_building
+from gpumem.estimation.model_building import build_model
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.techniques import chunked_loss
+from gpumem.estimation.training import _images, _Job
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.inputs import InputError
+from gpumem.models import catalogue
+from gpumem.models.config import config_from_dict
+from gpumem.trace import Category
+from gpumem.tracker import track
 
 CPU = torch.device("cpu")
 LLAMA = config_from_dict({"model_type": "llama", **SIZES})

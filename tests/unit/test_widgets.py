@@ -8,10 +8,11 @@ import pytest
 from drawn import HOSTILE
 from fake_runs import fake_run, out_of_memory, traced_run
 
-from labkit.show import predictions, widgets
-from labkit.show.predictions import parse_number, predict
-from labkit.show.widgets import explore
-from labkit.values import GIB, MIB, InputError
+from gpumem.inputs import GIB, MIB, InputError
+from labkit.widgets import knobs as widgets
+from labkit.widgets import predictions
+from labkit.widgets.knobs import explore
+from labkit.widgets.predictions import parse_number, predict
 
 
 def experiment(device, batch_size=1, precision="fp32"):

@@ -5,17 +5,17 @@ import torch
 from torch import nn
 
 import labkit as lab
-from labkit.allocator.attention import flash_backward
-from labkit.allocator.reductions import sum_workspaces
-from labkit.allocator.workspaces import (
+from gpumem.allocator.attention_workspaces import flash_backward
+from gpumem.allocator.reductions import sum_workspaces
+from gpumem.allocator.workspaces import (
     DEFAULT_BYTES,
     with_workspaces,
     workspace_bytes,
 )  # fmt: skip
-from labkit.hardware.catalogue import gpu
-from labkit.simulation import simulated_log
-from labkit.trace import Category, Phase
-from labkit.values import MIB
+from gpumem.hardware.catalogue import gpu
+from gpumem.inputs import MIB
+from gpumem.simulation import simulated_log
+from gpumem.trace import Category, Phase
 
 
 def linear(device):

@@ -2,8 +2,8 @@
 
 from exercise_answers.changed import changed
 
+from gpumem.inputs import MIB
 from labkit.exercises.lesson_02 import messy, returned
-from labkit.values import MIB
 
 
 def every_free_block(segments):

@@ -1,0 +1,140 @@
+"""What PyTorch's CUDA kernels for sums, means, softmax and masks take from the allocator while they
+run.
+
+A sum of many numbers into few is divided among blocks of threads. Each writes what it has into a
+buffer, and the last block to finish, which a counter tells it, adds the buffer up. Gradients of
+biases and of norms' weights are such sums. Softmax's backward multiplies gradient and result into a
+tensor of its own before it sums the rows. Scattering into a mask counts what is before each place.
+
+Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
+``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
+``softmax_backward_cuda_out`` in ``SoftMax.cu``; ``launch_masked_scatter_kernel`` in
+``IndexKernel.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability".
+
+Limits: sums and means of floating-point tensors that 32 bits can index. NVIDIA's GPUs only.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from gpumem.hardware.catalogue import Gpu
+
+WARP = 32
+MOST_THREADS = 512
+FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds up
+THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+INDEXED_BYTES = 1 << 31
+
+aten = torch.ops.aten
+SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim}
+
+
+class _Axis(NamedTuple):
+    size: int
+    stride: int  # in elements
+
+
+def reduction_workspaces(
+    func: Any, args: tuple, kwargs: Mapping[str, Any], *, gpu: Gpu
+) -> tuple[int, ...]:
+    """Return the bytes of the blocks that the operator takes besides its result: two at most."""
+    if func is aten._softmax_backward_data.default and not gpu.unified:
+        return (args[0].nbytes,)
+    if func is aten.masked_scatter.default and not gpu.unified:
+        return 8 * args[0].numel(), args[0].numel()
+    if func is aten.masked_scatter_backward.default and not gpu.unified:
+        return (prod(args[2]) * args[0].element_size(),)
+    if func not in SUMS or gpu.multiprocessors is None:
+        return ()
+    tensor = args[0]
+    if not tensor.is_floating_point() or tensor.nbytes >= INDEXED_BYTES or not tensor.numel():
+        return ()
+    dims = args[1] if len(args) > 1 else kwargs.get("dim")
+    dims = range(tensor.dim()) if not dims else [dim % tensor.dim() for dim in dims]
+    return sum_workspaces(tensor, dims, kwargs.get("dtype") or tensor.dtype, gpu)
+
+
+def sum_workspaces(
+    tensor: torch.Tensor, dims: Iterable[int], dtype: torch.dtype, gpu: Gpu
+) -> tuple[int, ...]:
+    """Return what a sum of ``tensor`` over ``dims`` into ``dtype`` takes besides its result."""
+    dims = set(dims)
+    axes = [_Axis(*pair) for pair in zip(tensor.shape, tensor.stride(), strict=True)]
+    summed = [axis for dim, axis in enumerate(axes) if dim in dims]
+    summed = _joined(sorted(summed, key=lambda axis: axis.stride))
+    # In the order of the result, which is contiguous.
+    kept = _joined(axis for dim, axis in reversed(list(enumerate(axes))) if dim not in dims)
+    outputs, inputs = _product(kept), _product(summed)
+    along_input = not kept or (bool(summed) and summed[0].stride < kept[0].stride)
+    vector = 1
+    if not summed and not kept:
+        width_of, height_of = 1, 1
+    elif along_input:
+        width_of, height_of = inputs, outputs
+        if summed[0].stride == 1 and inputs >= 128 and len(summed) == 1:
+            width_of //= 8 if tensor.element_size() == 2 else 4
+    else:
+        width_of, height_of = outputs, inputs
+        if kept[0].stride == 1:
+            others = [axis.stride for axis in (*summed, *kept[1:])]
+            vector = next(n for n in (4, 2, 1) if not any(x % n for x in (kept[0].size, *others)))
+            width_of //= vector
+    width, height = _block(width_of, height_of, MOST_THREADS // vector)
+    step_input = width if along_input else 1
+    step_output = 1 if along_input else width
+    if _up(inputs, step_input) < min(height * FEWEST_VALUES, MOST_VALUES):
+        return ()  # each row of threads has outputs of its own
+    step_input *= height
+    values = _up(inputs, step_input)
+    blocks = _up(outputs // vector, step_output)
+    threads = THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability, 2048)
+    target = gpu.multiprocessors * (threads // (width * height))
+    if values < MOST_VALUES or blocks > target:
+        return ()
+    parts = min(_up(target, blocks), _up(values, FEWEST_VALUES))
+    parts = max(parts, _up(values, MOST_VALUES))
+    if parts == 1:
+        return ()
+    buffer_bytes = max(4, tensor.element_size(), dtype.itemsize) * outputs * parts
+    if not along_input:
+        buffer_bytes *= width * vector
+    return buffer_bytes, 4 * blocks
+
+
+def _joined(axes: Iterable[_Axis]) -> list[_Axis]:
+    """Join axes that follow each other in memory; those of one element count for none."""
+    joined: list[_Axis] = []
+    for axis in axes:
+        if axis.size == 1:
+            continue
+        if joined and axis.stride == joined[-1].stride * joined[-1].size:
+            joined[-1] = _Axis(joined[-1].size * axis.size, joined[-1].stride)
+        else:
+            joined.append(axis)
+    return joined
+
+
+def _block(width_of: int, height_of: int, most: int) -> tuple[int, int]:
+    """Return width and height of a block of threads (``set_block_dimension``)."""
+    width, height = min(_power(width_of), most), min(_power(height_of), most)
+    rows = min(height, most // min(width, WARP))
+    return min(width, most // rows), rows
+
+
+def _power(n: int) -> int:
+    return 1 << (max(1, n).bit_length() - 1)
+
+
+def _product(axes: list[_Axis]) -> int:
+    product = 1
+    for axis in axes:
+        product *= axis.size
+    return product
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)

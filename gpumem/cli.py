@@ -1,0 +1,221 @@
+"""``labkit estimate | advise | models | gpus``: what a training run takes, and what to train with.
+
+The first two exit with 0 if something fits, 1 if nothing does, 2 for bad input.
+
+Limits: what libraries print while a model is built goes to standard error. Where the output is no
+terminal, tables are 160 characters wide.
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpumem.inputs import InputError, format_bytes
+
+_EXIT = "exit code: 0 if it fits, 1 if it does not, 2 for bad input"
+_MODEL = "a model of the table, a folder with config.json, or a hub id"
+WIDTH_WITHOUT_TERMINAL = 160
+_RECIPE_HELP = {
+    "batch_size": "sequences in one forward pass",
+    "seq_len": "tokens per sequence",
+    "accumulate": "forward and backward passes per step",
+    "ranks": "GPUs that share the model, each with its own batch",
+    "lora": "train adapters of this rank",
+    "precision": "fp32, amp-fp16, amp-bf16 or bf16",
+    "optimizer": "adamw, fused-adamw, sgd, adafactor, adamw8bit or paged-adamw8bit",
+    "attention": "eager, sdpa or flash",
+    "quantize": "frozen weights as nf4, nf4-double or int8; needs --lora",
+    "offload": "what lives in host memory: none, activations, optimizer or weights",
+    "lora_targets": "the layers that get adapters, separated by commas",
+    "optimizer_in_backward": "update each weight as soon as its gradient is there",
+    "checkpointing": "recompute each layer's activations in backward",
+    "chunked_loss": "compute the logits a piece of the batch at a time",
+}
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser's ``commands``."""
+    common = argparse.ArgumentParser(add_help=False)
+    text = "memory of the machine that holds the GPUs, as 64GiB: what needs more does not fit"
+    common.add_argument("--host-memory", type=size, metavar="SIZE", help=text)
+    common.add_argument("model", metavar="MODEL", help=_MODEL)
+    common.add_argument("--json", action="store_true", help="print everything found as JSON")
+    _add_estimate(commands, common)
+    _add_advise(commands, common)
+    models = commands.add_parser("models", help="list the models that labkit knows by name")
+    models.set_defaults(action=_models)
+    gpus = commands.add_parser("gpus", help="list the GPUs that labkit knows by name")
+    gpus.set_defaults(action=_gpus)
+
+
+def _add_estimate(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
+        "estimate",
+        help="say what training a model takes on a GPU, without the GPU",
+        epilog=_EXIT,
+        parents=[common],
+    )
+    add_recipe_options(parser)
+    option = parser.add_argument
+    smallest = "this machine's, else the smallest common one that can run the recipe"
+    option("--gpu", metavar="NAME", help=f"a GPU of the catalogue (default: {smallest})")
+    option("--recipe", metavar="FILE.json", help="start from a recipe in a file")
+    option("--exact", action="store_true", help="trace every layer, even if identical")
+    parser.set_defaults(action=_estimate)
+
+
+def _add_advise(commands: Any, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
+        "advise",
+        help="say how to train a model on a GPU, and write the script",
+        epilog=_EXIT,
+        parents=[common],
+    )
+    option = parser.add_argument
+    several = "how many of them, each with a copy of the model or sharing it (default: 1)"
+    option("--gpu", required=True, metavar="NAME", help="a GPU of the catalogue")
+    option("--gpus", type=int, default=1, metavar="N", help=several)
+    option("--seq-len", type=int, metavar="N", help="tokens per sequence (default: 1024)")
+    option("--write", metavar="FILE.py", help="write a script for the best recipe")
+    only = parser.add_mutually_exclusive_group()
+    for kind, trained in {"full": "every weight", "lora": "adapters"}.items():
+        help = f"only recipes that train {trained}"
+        only.add_argument(f"--{kind}", dest="only", action="store_const", const=kind, help=help)
+    parser.set_defaults(action=_advise)
+
+
+def size(text: str) -> int:
+    """Return the bytes that ``64GiB`` or ``22 GB`` means."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([KMGT])(I?))?B?", text.upper())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 64GiB, not {text[:40]!r}")
+    power = " KMGT".index(found[2] or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from gpumem.estimation.estimate import estimate
+    from gpumem.estimation.recipe import Recipe
+    from gpumem.files import read_file
+
+    recipe = None
+    if options.recipe is not None:
+        recipe = read_file(Path(options.recipe), Recipe.from_dict, "a recipe")
+    with _one_sentence(options.model):
+        found = estimate(
+            options.model,
+            gpu=options.gpu,
+            recipe=recipe,
+            exact=options.exact,
+            host_memory_bytes=options.host_memory,
+            **recipe_fields(options),
+        )
+    print(_as_text(found, options))
+    return 0 if found.fits else 1
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from gpumem.estimation.advice import advise
+
+    if options.write is not None and Path(options.write).exists():
+        raise InputError(f"{options.write} exists: name another file for the script")
+    with _one_sentence(options.model):
+        advice = advise(
+            options.model,
+            options.gpu,
+            gpus=options.gpus,
+            seq_len=options.seq_len,
+            only=options.only,
+            host_memory_bytes=options.host_memory,
+        )
+    print(_as_text(advice, options))
+    if options.write is not None and advice.fitting:
+        print(f"Script: {advice.write(options.write)}", file=sys.stderr)
+    return 0 if advice.fitting else 1
+
+
+def _models(_: argparse.Namespace) -> int:
+    from gpumem.models.catalogue import MODELS
+
+    rows = []
+    for info in sorted(MODELS.values(), key=lambda info: info.parameters):
+        text = info.config.get("text_config", info.config)
+        layers = text["n_layer" if info.model_type == "gpt2" else "num_hidden_layers"]
+        rows.append((info.name, f"{info.parameters / 1e9:.3g}", str(layers), info.license))
+    print_table(("Model", "Parameters, 10⁹", "Layers", "Licence"), rows)
+    return 0
+
+
+def _gpus(_: argparse.Namespace) -> int:
+    from gpumem.hardware.catalogue import gpus
+
+    rows = []
+    for gpu in gpus():
+        generation = ".".join(map(str, gpu.compute_capability or ("–",)))
+        bf16 = "yes" if gpu.bf16_native else "no"
+        rows.append((gpu.key, gpu.name, format_bytes(gpu.usable_bytes), generation, bf16))
+    print_table(("--gpu", "GPU", "Memory", "Compute capability", "bf16"), rows)
+    return 0
+
+
+def _as_text(found: Any, options: argparse.Namespace) -> str:
+    return json.dumps(found.to_dict(), ensure_ascii=False) if options.json else str(found)
+
+
+@contextlib.contextmanager
+def _one_sentence(model: str) -> Iterator[None]:
+    """Turn what libraries raise into one sentence; print their output to stderr."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except InputError as error:
+        raise InputError(" ".join(str(error).split())) from error
+    except Exception as error:  # a config may make transformers raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InputError(f"{model} cannot be simulated: {reason}") from error
+
+
+# --- for other commands, too ----------------------------------------------------------------------
+
+
+def add_recipe_options(
+    parser: argparse.ArgumentParser, names: Iterable[str] = _RECIPE_HELP
+) -> None:
+    """Add options for fields of a recipe; one that is not given leaves the recipe as it is."""
+    for name in names:
+        options: dict[str, Any] = {"metavar": "KIND"}
+        if name in ("batch_size", "seq_len", "accumulate", "ranks", "lora"):
+            options = {"metavar": "N", "type": int}
+        elif name in ("optimizer_in_backward", "checkpointing", "chunked_loss"):
+            options = {"action": "store_true"}
+        elif name == "lora_targets":
+            options["type"] = lambda text: tuple(text.split(","))
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=_RECIPE_HELP[name], **options)
+
+
+def recipe_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Return those of ``options`` that are fields of a recipe."""
+    return {name: value for name, value in vars(options).items() if name in _RECIPE_HELP}
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table as wide as the terminal at most; long texts take more lines."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    columns = [Column(name, overflow="fold") for name in header]
+    table = Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    Console(width=width, markup=False, highlight=False).print("", table, "", sep="\n")

@@ -1,0 +1,360 @@
+"""estimate(): what a training recipe takes on a GPU, without the GPU.
+
+    lab.estimate("Llama-3.1-8B", gpu="rtx-4090", precision="bf16", lora=16, checkpointing=True)
+
+The recipe's training step runs on fake tensors, and PyTorch's allocator is replayed over it. A
+model whose layers repeat is traced with few of them and extended to its depth (`repeated_layers`).
+
+Limits: those of `simulate`. The floor is a lower bound, not a promise that a schedule reaches it.
+Host memory is what tensors take there: Python, PyTorch and CUDA take a few GiB beside them, and so
+may weights while they are read from files.
+"""
+
+import copy
+import re
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.training import training
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.fake_cuda.depth_extension import SHALLOW, SHARDED_DEPTHS, depths_of, extended_log
+from gpumem.fake_cuda.process_group import fake_ranks
+from gpumem.fake_cuda.step_extension import continued
+from gpumem.hardware import catalogue, this_machine
+from gpumem.hardware.catalogue import DEFAULT_GPU, Gpu
+from gpumem.inputs import InputError, as_printed, format_bytes, positive_int
+from gpumem.models.catalogue import tower_depth
+from gpumem.models.config import find_config
+from gpumem.runs import Run
+from gpumem.simulation import Log, run_of, simulated_log
+from gpumem.trace import Category, Trace
+
+#: Accumulated batches that are traced where their number is odd; one more where it is even, since
+#: two batches may take turns with the blocks of the largest tensors.
+ACCUMULATED = 3
+#: Assumed where no GPU is named: the first that can run the recipe. The L4 is what hosted
+#: notebooks offer next after the T4, and it computes in bfloat16.
+COMMON_GPUS = (DEFAULT_GPU, "l4")
+MOST_HOST_BYTES = 1 << 50
+_BAR = 40  # characters
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one recipe takes on one GPU.
+
+    Attributes:
+        model, gpu, recipe: what was asked for.
+        run: the simulated run, with its trace, its work and its host memory.
+        floor_bytes: what no schedule of this recipe can avoid (see `floor_bytes`).
+        exact: False if identical layers, or accumulated batches, were traced once and repeated.
+        assumed: why this GPU was taken, in a sentence; None if it was named.
+        host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
+    """
+
+    model: str
+    gpu: Gpu
+    recipe: Recipe
+    run: Run = field(repr=False)
+    floor_bytes: int
+    exact: bool
+    assumed: str | None = None
+    host_limit_bytes: int | None = None
+    seconds_to_estimate: float = field(default=0.0, compare=False)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Most bytes in blocks that tensors and workspaces use."""
+        return self.run.peak_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most bytes that PyTorch's allocator takes: this must fit."""
+        return self.run.reserved_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What the GPU leaves the allocator, the CUDA context set aside."""
+        return self.run.capacity_bytes
+
+    @property
+    def by_category(self) -> Mapping[str, int]:
+        """What the allocated peak is made of; sums to it."""
+        return self.run.by_category
+
+    @property
+    def host_short_bytes(self) -> int:
+        """What the host has too little for all GPUs; 0 where its size was not given."""
+        if self.host_limit_bytes is None:
+            return 0
+        return max(0, self.recipe.ranks * self.run.host_bytes - self.host_limit_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU, and the host if its size was given, have the memory."""
+        return self.run.fits and not self.host_short_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy, without the trace."""
+        run = self.run
+        return {
+            "model": self.model,
+            "gpu": self.gpu.key,
+            "gpu_assumed": self.assumed,
+            "recipe": self.recipe.to_dict(),
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "floor_bytes": self.floor_bytes,
+            "by_category": {str(key): value for key, value in self.by_category.items()},
+            "host_bytes": run.host_bytes,
+            "host_limit_bytes": self.host_limit_bytes,
+            "context_bytes": self.gpu.context_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            "failure": str(run.oom) if run.oom else None,
+            "flops": run.flops,
+            "moved_bytes": run.moved_bytes,
+            "sent_bytes": run.sent_bytes,
+            "exact": self.exact,
+            "seconds_to_estimate": round(self.seconds_to_estimate, 3),
+        }
+
+    _repr_pretty_ = as_printed
+
+    def __str__(self) -> str:
+        """Write the verdict first, then what it rests on."""
+        run = self.run
+        lines = [f"{self.model} on {self.gpu.name}: {self._verdict()}"]
+        lines += [f"  {line}" for line in (self.recipe, self.assumed, run.oom) if line]
+        host = "in the computer's own memory"
+        if self.recipe.ranks > 1:
+            host += ", for each GPU"
+        if self.host_limit_bytes:
+            host += f", which has {format_bytes(self.host_limit_bytes)}"
+        rows = [
+            ("reserved", self.peak_reserved_bytes, "by PyTorch's allocator: this must fit"),
+            ("allocated", self.peak_allocated_bytes, "of it, in blocks that tensors use"),
+            ("capacity", self.capacity_bytes, "of the GPU, the CUDA context set aside"),
+            ("context", self.gpu.context_bytes, "for CUDA itself, beside the allocator"),
+            ("floor", self.floor_bytes, "no schedule of this recipe gets below"),
+            ("host", run.host_bytes, host),
+        ]
+        lines.append("")
+        lines += [f"  {name:<13}{format_bytes(n):>9}  {text}" for name, n, text in rows]
+        lines += ["", "  At the allocated peak:"]
+        for category in Category:
+            if nbytes := self.by_category.get(str(category), 0):
+                bar = "█" * round(_BAR * nbytes / self.peak_allocated_bytes) or "▏"
+                lines.append(f"  {category:<13}{format_bytes(nbytes):>9}  {bar}")
+        lines.append("")
+        flops, moved = f"{run.flops / 1e12:.4g} TFLOP", f"{run.moved_bytes / 1e9:.4g} GB"
+        lines.append(f"  A step computes {flops} and moves {moved} in the GPU's memory.")
+        if run.sent_bytes:
+            lines.append(f"  Each GPU sends {run.sent_bytes / 1e9:.4g} GB a step to the others.")
+        how = "every layer was traced"
+        if not self.exact:
+            how = "identical layers were traced once and repeated"
+        lines.append(f"  Simulated in {self.seconds_to_estimate:.1f} s: {how}.")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        spare_bytes = self.capacity_bytes - self.peak_reserved_bytes
+        if self.fits:
+            return f"fits, with {format_bytes(spare_bytes)} to spare"
+        if self.run.fits:
+            too_much = format_bytes(self.host_short_bytes)
+            return f"does not fit the host's memory, {too_much} too much"
+        if spare_bytes < 0:
+            return f"does not fit, {format_bytes(-spare_bytes)} too much"
+        return "does not fit"  # a cached block is too small to serve a request
+
+
+def estimate(
+    model: Any,
+    *,
+    gpu: str | Gpu | None = None,
+    recipe: Recipe | None = None,
+    exact: bool = False,
+    host_memory_bytes: int | None = None,
+    **fields: Any,
+) -> Estimate:
+    """Return what training ``model`` takes on ``gpu``.
+
+    Args:
+        model: a model of the table, a folder with a ``config.json``, a hub id when online, a
+            transformers config. For a step of your own there is `simulate`.
+        gpu: a name from the catalogue; by default the pretended GPU, else this machine's, else the
+            first of ``COMMON_GPUS`` that can run the recipe.
+        recipe: how it is trained; by default plain fp32 with AdamW.
+        exact: trace every layer, even if they are identical.
+        host_memory_bytes: memory of the machine that holds all GPUs, to be judged too.
+        **fields: fields of the recipe to change, ``precision="bf16"``.
+
+    Raises:
+        InputError: unknown model, GPU or field, a recipe that contradicts itself, or one that the
+            GPU cannot run.
+    """
+    started = time.perf_counter()
+    if host_memory_bytes is not None:
+        positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
+    recipe = (recipe or Recipe()).but(**fields)
+    assumed = None
+    if gpu is None:
+        gpu, assumed = assumed_gpu(recipe)
+    gpu = catalogue.gpu(gpu)
+    recipe.check(gpu)
+    name, config = find_config(model)
+    found = recipe_log(config, recipe, gpu, exact=exact)
+    run = run_of(found.log, gpu, name=name)
+    return Estimate(
+        model=name,
+        gpu=gpu,
+        recipe=recipe,
+        run=run,
+        floor_bytes=floor_bytes(run.trace, found.layer_bytes, accumulated=recipe.accumulate > 1),
+        exact=found.exact,
+        assumed=assumed,
+        host_limit_bytes=host_memory_bytes,
+        seconds_to_estimate=time.perf_counter() - started,
+    )
+
+
+def assumed_gpu(recipe: Recipe) -> tuple[Gpu, str]:
+    """Return the GPU for ``recipe`` where none is named, and why.
+
+    Raises:
+        InputError: this machine's GPU cannot run the recipe, nor can any of ``COMMON_GPUS``.
+    """
+    if pretended := this_machine.pretended():
+        return pretended, f"No GPU was named: {pretended.name} is pretended."
+    if this_machine.machine().can_measure:
+        here = this_machine.this_gpu()
+        return here, f"No GPU was named: this machine has an {here.name}."
+    for gpu in map(catalogue.gpu, COMMON_GPUS):
+        with suppress(InputError):
+            recipe.check(gpu)
+            why = f"the {gpu.name} is the smallest common one that can run this"
+            return gpu, f"No GPU was named: {why}."
+    raise InputError(f"say which GPU: neither {' nor '.join(COMMON_GPUS)} can run this recipe")
+
+
+# --- the trace of a recipe ------------------------------------------------------------------------
+
+
+class RecipeLog(NamedTuple):
+    """A recipe's log on a model, its `one_layer_bytes`, and whether every layer was traced."""
+
+    log: Log
+    layer_bytes: int
+    exact: bool
+
+
+def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) -> RecipeLog:
+    """Return the log of two optimizer steps, of three where GPUs share a model. Errors as for
+    `estimate`.
+
+    From the second accumulated batch on all are identical: unless the log is to be ``exact``, three
+    or four stand for all of them, and the work of the others is added.
+    """
+    if recipe.accumulate > ACCUMULATED and not exact:
+        fewer = recipe_log(config, recipe.but(accumulate=ACCUMULATED - 1), gpu)
+        found = recipe_log(config, recipe.but(accumulate=ACCUMULATED), gpu)
+        one_batch = found.log.step_work - fewer.log.step_work
+        step_work = found.log.step_work + one_batch * (recipe.accumulate - ACCUMULATED)
+        log = replace(found.log, parameters={}, step_work=step_work)
+        return RecipeLog(log, found.layer_bytes, exact=False)
+    log, deeper = _two_steps(config, recipe, gpu, exact)
+    exact = deeper is None
+    layer_trace = log.trace if exact else deeper
+    if recipe.ranks > 1:
+        # Streams' blocks may only find their places in the second step, and grow in the third.
+        log = replace(log, trace=continued({1: log.trace}, (1, 1, 1)))
+        layer_trace = continued({1: layer_trace}, (1, 1, 1))
+    return RecipeLog(log, one_layer_bytes(layer_trace), exact)
+
+
+def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log, Trace | None]:
+    """Return the log of two steps, and the trace that it was extended from, if it was."""
+    layers, period = config.get_text_config().num_hidden_layers, shapes_of(config).period
+    # Some gradients are summed in the first layer alone, which then shows from the third layer on.
+    least, ranks = (SHALLOW, SHALLOW + 1), nullcontext()
+    if recipe.ranks > 1:
+        least, ranks = SHARDED_DEPTHS[:1], fake_ranks(recipe.ranks, 0, as_cuda=True)
+    traced: dict[int, Trace] = {}
+
+    def log_with_layers(count: int) -> Log:
+        """Trace so many of the decoder's layers, and of a vision tower's no more than needed."""
+
+        def log_with_tower(depth: int) -> Log:
+            other = copy.deepcopy(config)
+            other.vision_config.num_hidden_layers = depth
+            return simulated_log(training(other, recipe), gpu=gpu, layers=count)
+
+        # The last layer's result may not be used, as LLaVA's: one layer more shows the others.
+        depth = tower_depth(config)
+        depths = depths_of(depth, least[0] + 1, period=1)
+        tower = extended_log(log_with_tower, depth, depths=depths, check=False)
+        if tower is None:
+            return simulated_log(training(config, recipe), gpu=gpu, layers=count)
+        traced[count] = tower.deeper.trace
+        return tower.log
+
+    with ranks:
+        for fewest in least if period and not exact else ():
+            # What is computed once for each kind of layer needs one of each.
+            depths = depths_of(layers, max(fewest, period), period)
+            extended = extended_log(log_with_layers, layers, depths=depths, check=False)
+            if extended is not None:
+                deeper = traced.get(depths[1], extended.deeper.trace)
+                return replace(extended.log, parameters={}), deeper
+        return simulated_log(training(config, recipe), gpu=gpu), None
+
+
+# --- the floor ------------------------------------------------------------------------------------
+
+_LASTING = (Category.WEIGHTS, Category.BUFFERS, Category.OPTIMIZER, Category.UNATTRIBUTED)
+_LAYER = re.compile(r"(.*?\.\d+)(\.|$)")
+
+
+def floor_bytes(trace: Trace, layer_bytes: int, *, accumulated: bool = False) -> int:
+    """Return the bytes that no schedule of the traced recipe can avoid.
+
+    What lasts beyond the last step (weights, buffers, optimizer state, workspaces), the largest
+    gradient (all of them where they are ``accumulated``), and ``layer_bytes``.
+    """
+    lasting = sum(s.nbytes for s in trace.live_at(len(trace.events) - 1) if s.category in _LASTING)
+    here = [s for s in trace.storages if s.device == trace.device]
+    gradients = [s.nbytes for s in here if s.category is Category.GRADIENTS]
+    if accumulated:
+        gradients = trace.timeline().bytes_by_category.get(Category.GRADIENTS, ())
+    return lasting + max(gradients, default=0) + layer_bytes
+
+
+def one_layer_bytes(trace: Trace) -> int:
+    """Return the most that one layer saves for backward in one pass, with weights fetched for it.
+
+    A layer is what a number in the module path names, as in ``model.layers.3``; where there is
+    none, every module is one.
+    """
+    freed = {event.storage for event in trace.events if event.change_bytes < 0}
+    held: set[int] = set()  # by the layer that runs
+    passing, layer, most = 0, "", 0
+    for index, storage, change_bytes in trace.changes():
+        number = trace.events[index].storage
+        if number not in freed:
+            continue  # what is never freed lasts
+        found = _LAYER.match(storage.module)
+        owner = found[1] if found else storage.module
+        if change_bytes > 0:
+            if owner not in ("", layer) or not layer:  # recomputed layers are not called by name
+                held, passing, layer = set(), 0, owner
+            if storage.category in (Category.ACTIVATIONS, Category.WEIGHTS):
+                held.add(number)
+        if number in held:  # a chunk of a loss is gone before the next one
+            passing += change_bytes
+            most = max(most, passing)
+    return most

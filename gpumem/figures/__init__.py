@@ -1,0 +1,1 @@
+"""Figures and HTML of runs; matplotlib is loaded by the modules that draw."""

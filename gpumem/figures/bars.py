@@ -1,0 +1,271 @@
+"""Bars made of parts: what the peak of each run was made of, or whatever else adds up.
+
+    bars([baseline, checkpointed], against=baseline)
+    stacked_bars({"in memory": {"device": 4 << 30}, "on disk": {"disk": 4 << 30}})
+
+Limits: bars are to scale, so beside one a thousand times longer another is a hairline; its total
+and the table still give its size.
+"""
+
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from gpumem.figures.drawing import (
+    ALARM,
+    GREY,
+    INK,
+    LIMIT_LINE,
+    PAPER,
+    RESERVED,
+    Picture,
+    area_legend,
+    fill,
+    fits,
+    marked,
+    note,
+    one_line,
+    scale,
+    showing,
+)
+from gpumem.figures.html_table import MISSING
+from gpumem.figures.tables import (
+    as_runs,
+    build_table,
+    change_text,
+    finite_number,
+    held,
+    run_labels,
+    sources,
+)
+from gpumem.inputs import InputError, format_bytes
+from gpumem.runs import Run
+from gpumem.trace import Category
+
+HEIGHT, THIN = 0.62, 0.16  # of a bar, and of what is reserved beyond it; a row is 1
+#: Of the longest bar; a smaller part is no more than a line.
+LEAST_SEEN = 0.003
+
+
+def draw_bars(
+    runs: Run | Iterable[Run],
+    *,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    capacity: bool = True,
+    against: Run | None = None,
+) -> Picture:
+    """Draw what the peak of each run was made of, with the numbers in a table beneath.
+
+    A run that ran out of memory shows what it held at that moment, and as an open dashed box
+    what it asked for (cut, with an arrowhead, at half of what the device can hold). Memory that
+    the allocator kept beyond the peak is a thin grey bar.
+
+    Args:
+        runs: one run or several, drawn from top to bottom.
+        title: what the figure shows; None: "Peak memory by category".
+        labels: what to call each run; None: its name, or the parameters that differ.
+        capacity: draw a line at the device's capacity where all runs share one.
+        against: the run that the others are compared with ("−43 %" behind the total).
+
+    Returns:
+        The figure; ``bars`` has shown it, ``draw_bars`` has not.
+
+    Raises:
+        InputError: no runs, something that is not a run, or not one label per run.
+    """
+    runs = as_runs(runs)
+    names = run_labels(runs, labels)
+    places = sources(runs)
+    stacks = [_parts(run) for run in runs]
+    used = _visible((*Category, RESERVED), stacks)
+    capacities = {run.capacity_bytes for run in runs}
+    figure = Picture(
+        title or "Peak memory by category",
+        " and ".join(places),
+        body=66 + 46 * len(runs),
+        legend=area_legend(used),
+    )
+    with figure.drawing() as axes:
+        ends, written, totals = [], [], []
+        for y, (name, run, stack) in enumerate(zip(names, runs, stacks, strict=True)):
+            end = draw_stack(axes, y, stack)
+            ends.append(_draw_failure(axes, y, run, int(end)) if run.oom else end)
+            lines = textwrap.wrap(one_line(name, 300), 30, max_lines=2, placeholder=" …")
+            if len(places) > 1:
+                lines.append(textwrap.shorten(marked(run.label), 36, placeholder=" …"))
+            written.append("\n".join(lines))
+            if not run.oom:
+                text = format_bytes(run.peak_bytes)
+                if against is not None and run is not against and not against.oom:
+                    text += f"  ({change_text(run.peak_bytes, against.peak_bytes)})"
+                totals.append((text, end, y))
+        scale_bars(axes, written, max(ends))
+        limit = runs[0].capacity_bytes if capacity and len(capacities) == 1 else None
+        if limit:
+            capacity_line(axes, runs[0].device, limit)
+        for text, end, y in totals:
+            write_total(axes, text, end, y, line=limit)
+    parts = [_phrase(name, run) for name, run in zip(names, runs, strict=True)]
+    figure.describe("Stacked bars", [], [], parts=parts)
+    figure.table = build_table(runs, labels=names, against=against)
+    return figure
+
+
+bars = showing(draw_bars)
+
+
+def _parts(run: Run) -> dict[str, int]:
+    """Return what the run held, and what was reserved beyond it."""
+    if run.oom or not run.reserved_bytes:
+        return held(run)
+    return {**held(run), RESERVED: max(0, run.reserved_bytes - run.peak_bytes)}
+
+
+def _draw_failure(axes: Axes, y: int, run: Run, total: int) -> int:
+    """Draw what a run that held ``total`` bytes asked for in vain; return where that ends.
+
+    It is cut at half of what the device can hold: some ask for a hundred times as much, and the
+    bars would shrink to nothing beside it.
+    """
+    requested_bytes = run.oom.requested_bytes
+    end = total + min(requested_bytes, max(total, run.capacity_bytes or 0) // 2)
+    box = {"facecolor": "none", "edgecolor": ALARM, "linestyle": "--", "linewidth": 1.4}
+    axes.barh(y, end - total, left=total, height=HEIGHT, **box)
+    if end < total + requested_bytes:
+        axes.plot(end, y, marker=5, color=ALARM, markersize=9, clip_on=False, zorder=5)
+    asked = format_bytes(requested_bytes) if requested_bytes else "more"
+    text = f"out of memory: {format_bytes(total)}\nheld, {asked} asked for"
+    write_total(axes, text, end, y, color=ALARM, size=9.5)
+    return end
+
+
+def _phrase(name: str, run: Run) -> str:
+    parts = held(run)
+    ending = "out of memory at " if run.oom else ""
+    mostly = f", mostly {max(parts, key=parts.get)}" if parts else ""
+    return f"{name}: {ending}{format_bytes(sum(parts.values()))}{mostly}"
+
+
+# --- whatever adds up ---------------------------------------------------------------------------
+
+
+def draw_stacked_bars(
+    bars: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    write: Callable[[float], str] = format_bytes,
+    source: str = "",
+    limit: tuple[str, int] | None = None,
+) -> Picture:
+    """Draw what each bar is made of, with the numbers in a table beneath.
+
+    Args:
+        bars: for each bar's name its parts: how much of what. A part may be missing. One named
+            after a category has the category's colour; ``RESERVED`` does not count in the sum.
+        title: what the figure shows.
+        write: how an amount is written; `seconds_text` for seconds.
+        source: where the numbers come from.
+        limit: a device and how many bytes it can hold, for a line.
+
+    Returns:
+        The figure; ``stacked_bars`` has shown it, ``draw_stacked_bars`` has not.
+
+    Raises:
+        InputError: no bars, or an amount that is negative or no number.
+    """
+    if not any(bars.values()):
+        raise InputError("there is nothing to draw: pass {bar: {part: amount}}")
+    for bar, amounts in bars.items():
+        for name, amount in amounts.items():
+            if finite_number(amount, f"{name} of {bar!r}") < 0:
+                raise InputError(f"{name} of {bar!r} must not be negative: {amount}")
+    names = dict.fromkeys(part for bar in bars.values() for part in bar)
+    names = [name for name in names if any(bar.get(name) for bar in bars.values())]
+    legend = area_legend(names)
+    visible = _visible(names, bars.values())
+    legend = [entry for entry, name in zip(legend, names, strict=True) if name in visible]
+    figure = Picture(title, source, body=66 + 42 * len(bars), legend=legend)
+    sums = {bar: sum(amounts.values()) - amounts.get(RESERVED, 0) for bar, amounts in bars.items()}
+    with figure.drawing() as axes:
+        ends = []
+        for y, amounts in enumerate(bars.values()):
+            ends.append(draw_stack(axes, y, {name: amounts.get(name, 0) for name in names}))
+        scale_bars(axes, [one_line(bar, 34) for bar in bars], max(ends), write)
+        if limit:
+            capacity_line(axes, *limit)
+        for y, (bar, end) in enumerate(zip(bars, ends, strict=True)):
+            write_total(axes, write(sums[bar]), end, y, line=limit[1] if limit else None)
+    columns = [name for name in names if name != RESERVED] + ["together"]
+    columns += [RESERVED] * (RESERVED in names)
+    rows = []
+    for bar, amounts in bars.items():
+        known = {**amounts, "together": sums[bar]}
+        rows.append([bar, *(write(known[c]) if c in known else MISSING for c in columns)])
+    figure.describe("Stacked bars", ["", *columns], rows)
+    return figure
+
+
+stacked_bars = showing(draw_stacked_bars)
+
+
+# --- shared by all bars --------------------------------------------------------------------------
+
+
+def draw_stack(axes: Axes, y: float, parts: Mapping[str, float]) -> float:
+    """Draw one bar, its parts one after the other, and return where it ends."""
+    start = 0.0
+    for number, (name, amount) in enumerate(parts.items()):
+        height = THIN if name == RESERVED else HEIGHT
+        axes.barh(y, amount, left=start, height=height, **fill(name, number))
+        start += amount
+    return start
+
+
+def _visible(names: Iterable[str], stacks: Collection[Mapping[str, float]]) -> list[str]:
+    """Return the parts that can be seen in some bar; the table beneath has all of them."""
+    least = LEAST_SEEN * max(sum(stack.values()) for stack in stacks)
+    return [name for name in names if any(stack.get(name, 0) > least for stack in stacks)]
+
+
+def write_total(
+    axes: Axes, text: str, end: float, y: float, *, line: float | None = None, **style: Any
+) -> None:
+    """Write a text behind the end of a bar; the figure makes room for it.
+
+    Where the text would cover the ``line`` of what a device can hold, it stands behind that.
+    """
+    low, high = axes.get_xlim()
+    if line and end < line and not fits(f"{text}  ", (line - end) / (high - low)):
+        end = line
+    style = {"size": 10.5, "weight": "bold", **style}
+    note(axes, text, (end, y), (8, 0), va="center", bbox=PAPER, zorder=6, **style)
+
+
+def scale_bars(
+    axes: Axes, names: Sequence[str], most: float, write: Callable[[float], str] = format_bytes
+) -> None:
+    """Name the bars, the first at the top, and let the axis end at ``most``."""
+    axes.set_yticks(range(len(names)), names, color=INK)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(0, 1.004 * most or 1)  # with the outline of the longest
+    axes.spines["left"].set(color="#777777", zorder=5)
+    axes.grid(axis="x")
+    scale(axes.xaxis, write, 5)
+
+
+def capacity_line(axes: Axes, device: str, capacity_bytes: int) -> None:
+    """Draw what a device can hold as a line; where it is far off, as text at the edge."""
+    high = axes.get_xlim()[1]
+    text = f"{device} can hold {format_bytes(capacity_bytes)}"
+    place = {"xycoords": axes.get_xaxis_transform(), "ha": "right"}
+    if capacity_bytes > 4 * high:
+        note(axes, f"{text} →", (high, 1), (0, 5), color=GREY, **place)
+        return
+    axes.set_xlim(0, max(high, 1.04 * capacity_bytes))
+    axes.axvline(capacity_bytes, zorder=4, **LIMIT_LINE)
+    if capacity_bytes < axes.get_xlim()[1] / 2:
+        place["ha"] = "left"
+    note(axes, text, (capacity_bytes, 1), (0, 5), **place)

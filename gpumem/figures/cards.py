@@ -1,0 +1,165 @@
+"""Cards: short framed messages for a verdict, a machine, an exercise, or a plain remark.
+
+In a notebook a card is HTML with the same in plain text beside it; without one the plain text is
+printed. A card has its own background, so that it reads the same on a light and on a dark page, and
+its symbol and words say what its colour says. All styles are inline, because notebook viewers drop
+style sheets.
+
+Limits: cards are static. They are up to 760 pixels wide, and nothing in them can be clicked.
+"""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jinja2 import Environment
+from markupsafe import Markup, escape
+
+from gpumem.figures.html_table import Rich
+from gpumem.inputs import one_of
+
+
+class Look(NamedTuple):
+    """A symbol and the colour of badge and edge; white on it is readable (contrast over 4.5)."""
+
+    symbol: str
+    colour: str
+
+
+GOOD, WARM, COOL = Look("✔", "#00694b"), Look("!", "#8a5300"), Look("i", "#1f5a96")
+BAD, QUIET = Look("✘", "#a3200d"), Look("○", "#4f5b67")
+TONES: dict[str, Look] = {
+    "note": COOL,
+    "good": GOOD,
+    "warning": WARM,
+    "error": BAD,
+    "hint": Look("?", "#6a3d9a"),
+}
+
+
+class Shown:
+    """Shown by the function that made it: a cell that ends with it does not show it again."""
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+class Card(Shown, Rich):
+    """A card as HTML and as plain text."""
+
+    def show(self) -> "Card":
+        """Show it now: in the notebook if there is one, else printed."""
+        from IPython.display import display  # scripts may make cards and never show them
+
+        display(Rich(self.html, self.text))
+        return self
+
+
+def message_card(text: str, *, title: str = "", tone: str = "note", code: str = "") -> Card:
+    """Show a remark.
+
+    Args:
+        text: what to say; blank lines separate paragraphs.
+        title: the words in the badge; the tone's own name if empty.
+        tone: ``note``, ``good``, ``warning``, ``error`` or ``hint``.
+        code: source to show under the text.
+
+    Raises:
+        InputError: unknown tone.
+    """
+    tone = one_of(tone, TONES, "tone")
+    return build_card(TONES[tone], title or tone, "", body=text, code=code).show()
+
+
+def notice(text: str, look: Look | None = None) -> str:
+    """Return what a widget says as HTML; with a look, the first line stands out."""
+    head, *lines = escape(text).splitlines()
+    if look is not None:
+        head = Markup('<b style="color:{1}">{0} {2}</b>').format(*look, head)
+    body = Markup("<br>").join([head, *lines])
+    edge = f"border-left:5px solid {look.colour};" if look else ""
+    box = Markup(
+        '<div role="status" style="background:#f3f5f7;color:#1b2430;padding:6px 12px;{}'
+        'border-radius:4px;line-height:1.5;white-space:normal">{}</div>'
+    ).format(edge, body)
+    return str(box)  # Markup would escape the HTML that is added to it
+
+
+# Jupyter's own styles stripe table rows, right-align cells and tint code; these override them.
+_CARD = """\
+<div style="background:#ffffff;color:#1b2430;border:1px solid #d5dbe1;border-left:6px solid \
+{{ look.colour }};border-radius:6px;padding:10px 14px;margin:6px 0;max-width:760px;\
+box-sizing:border-box;font-family:system-ui,-apple-system,'Segoe UI',sans-serif;font-size:14px;\
+line-height:1.45;text-align:left"><span style="display:inline-block;background:{{ look.colour }};\
+color:#ffffff;border-radius:4px;padding:1px 9px;margin-right:8px;font-weight:600;font-size:13px">\
+<span aria-hidden="true">{{ look.symbol }}</span> {{ badge }}</span>
+{% if title %}<strong style="color:#1b2430">{{ title }}</strong>{% endif %}
+{% for paragraph in paragraphs %}
+<div style="margin-top:6px;color:#1b2430">{{ paragraph | words }}</div>
+{% endfor %}
+{% if rows %}
+{% set cell = "border:0;padding:2px 12px 2px 0;font-size:13px;text-align:left;vertical-align:top;\
+white-space:normal" %}
+<table role="presentation" style="margin:6px 0 0 0;border:0;border-collapse:collapse;\
+background:#ffffff"><tbody>
+{% for name, value in rows %}
+<tr style="background:#ffffff"><td style="background:#ffffff;color:#4a5663;{{ cell }};\
+font-weight:600;width:96px">{{ name }}</td><td style="background:#ffffff;color:#1b2430;\
+{{ cell }};font-weight:400">{{ value | words }}</td></tr>
+{% endfor %}
+</tbody></table>
+{% endif %}
+{% if code %}<pre style="background:#f3f5f7;color:#1b2430;border:1px solid #d5dbe1;\
+border-radius:4px;padding:8px 10px;margin:8px 0 0 0;font-size:12.5px;line-height:1.4;\
+white-space:pre-wrap;overflow-wrap:anywhere;font-family:ui-monospace,Menlo,Consolas,monospace">\
+{{ code }}</pre>{% endif %}
+</div>"""
+
+
+def _words(text: str) -> Markup:
+    """Return text as HTML; what stands between backticks looks like code."""
+    style = "background:#f3f5f7;color:#1b2430;border-radius:3px;padding:0 3px"
+    lines = str(escape(text)).replace("\n", "<br>")
+    return Markup(re.sub(r"`([^`]+)`", rf'<code style="{style}">\1</code>', lines))  # escaped above
+
+
+_environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_environment.filters["words"] = _words
+_template = _environment.from_string(_CARD)
+
+
+def build_card(
+    look: Look,
+    badge: str,
+    title: str,
+    *,
+    body: str = "",
+    rows: Sequence[tuple[str, str]] = (),
+    code: str = "",
+) -> Card:
+    """Return a card without showing it: a badge, a title, and what stands below.
+
+    The badge says what the look's symbol means. In the body blank lines separate paragraphs, and
+    backticks mark code; below it stand rows of names and values, and source code.
+    """
+    html = _template.render(
+        look=look,
+        badge=badge,
+        title=title,
+        paragraphs=[paragraph.strip() for paragraph in body.split("\n\n") if paragraph],
+        rows=rows,
+        code=code,
+    )
+    lines = [f"[{look.symbol} {badge}] {title}".rstrip()]
+    for paragraph in body.splitlines():
+        lines += textwrap.wrap(paragraph, 96, initial_indent="  ", subsequent_indent="  ") or [""]
+    width = max((len(name) for name, _ in rows), default=0) + 2
+    for name, value in rows:
+        first = f"  {name:<{width}}"
+        lines += textwrap.wrap(
+            value, 98, initial_indent=first, subsequent_indent=" " * len(first)
+        ) or [first.rstrip()]
+    if code:
+        lines.append(textwrap.indent(code, "    "))
+    return Card(html, "\n".join(lines))

@@ -1,0 +1,311 @@
+"""Timelines: the live bytes of a run after each allocation and each free, by category.
+
+The horizontal axis counts events, not seconds: an operator that allocates much takes much room,
+one that allocates nothing takes none. Heights are the tensors' bytes; where an allocator's blocks
+are larger, the mark at the peak names both.
+
+Limits: a long trace is thinned for drawing: of each stretch narrower than a pixel its highest,
+lowest and last point are kept. The marked peak and the table come from the whole trace. Phases too
+short to see are not shaded; the table has them.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from gpumem.figures.drawing import (
+    ABOVE,
+    ALARM,
+    ASIDE,
+    GREY,
+    INK,
+    LIMIT_LINE,
+    PAPER,
+    Picture,
+    area_legend,
+    fill,
+    fits,
+    note,
+    scale,
+    showing,
+)
+from gpumem.figures.html_table import MISSING
+from gpumem.inputs import InputError, format_bytes, positive_int
+from gpumem.runs import OutOfMemory, Run
+from gpumem.trace import Phase, Timeline, points_to_draw
+
+PHASE_COLOURS = {
+    Phase.SETUP: "#E3E3E3",
+    Phase.FORWARD: "#D3E5F4",
+    Phase.BACKWARD: "#FBE2C8",
+    Phase.OPTIMIZER: "#D0EBDD",
+    Phase.OTHER: "#F0F0F0",
+}
+SHORT_NAMES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "opt"}
+TABLE_STEPS = 10
+VISIBLE = 0.004  # of the width
+SHORT, MANY = 0.03, 8  # so many in turn, each of a smaller share of the width, are drawn as one
+STEP_LINE = {"color": GREY, "linewidth": 1, "linestyle": (0, (2, 2)), "zorder": 5}
+
+
+def draw_timeline(
+    run: Run, *, steps: int | tuple[int, int] | None = None, title: str | None = None
+) -> Picture:
+    """Draw the live bytes of a run from event to event, with each step's peaks in a table.
+
+    Marked are the peak, and where the run ran out of memory.
+
+    Args:
+        run: a run with a trace (of this session, not read back from a file).
+        steps: a step's number from 1, or ``(first, last)``; None: everything, the set-up too.
+        title: what the figure shows; None: "Live memory, event by event: <name>".
+
+    Returns:
+        The figure; ``timeline`` has shown it, ``draw_timeline`` has not.
+
+    Raises:
+        InputError: the run has no trace, nothing was allocated, or there is no such step.
+    """
+    if not isinstance(run, Run):
+        raise InputError(f"a timeline needs one run, not {run!r}")
+    if run.trace is None:
+        raise InputError(
+            f"the run {run.name!r} has no trace, so it has no timeline (a run read back from a "
+            "file has none; measure with track=True): bars() shows its peak"
+        )
+    line = run.trace.timeline()
+    if not line.bytes_by_category:
+        raise InputError(f"the run {run.name!r} allocated nothing on {run.trace.device}")
+    title = title or f"Live memory, event by event: {run.name}"
+    return draw_line(
+        line,
+        title=title,
+        source=run.label,
+        limit=("capacity", run.capacity_bytes),
+        oom=run.oom,
+        steps=steps,
+        allocated_bytes=() if run.reserved_bytes is None or run.oom else run.step_peaks_bytes,
+        ended=run.mode != "simulated",  # which continues past the failure
+    )
+
+
+timeline = showing(draw_timeline)
+
+
+def draw_line(
+    line: Timeline,
+    *,
+    title: str,
+    source: str,
+    limit: tuple[str, int | None] = ("", None),
+    oom: OutOfMemory | None = None,
+    steps: int | tuple[int, int] | None = None,
+    allocated_bytes: Sequence[int] = (),
+    ended: bool = True,
+) -> Picture:
+    """Draw a timeline that is not of a `Run`, as `draw_timeline` does.
+
+    ``source`` says where it comes from, ``limit`` is a name and the bytes for a line across, and
+    ``oom`` a failed request, with which the line ``ended`` or not. ``allocated_bytes`` are the most
+    that the allocator's blocks held in each step.
+    """
+    whole = pd.DataFrame(line.bytes_by_category, index=line.indices)
+    phases = pd.Series(line.phases, index=line.indices)
+    window, first_step = whole, 0
+    if steps is not None:
+        first_step, last_step = steps if isinstance(steps, tuple) else (steps, steps)
+        ranges = line.steps()
+        last_step = positive_int(last_step, "steps", most=len(ranges))
+        first_step = positive_int(first_step, "steps", most=last_step)
+        window = whole.loc[ranges[first_step - 1][0] : ranges[last_step - 1][1] - 1]
+        allocated_bytes = allocated_bytes[first_step - 1 : last_step]
+        if window.empty:
+            raise InputError("nothing was allocated or freed in these steps: leave steps out")
+    window = window.loc[:, window.any()]
+    totals = window.sum(axis=1)
+    figure = Picture(title, source, body=390, legend=area_legend(window.columns))
+    with figure.drawing() as axes:
+        _draw_areas(axes, window.iloc[points_to_draw(totals.tolist())])
+        event_axes(axes, window.index[0], window.index[-1] + 1)
+        limit_top(axes, int(totals.max()), *limit)
+        axes.set_ylabel("live memory")
+        _name_phases(axes, phases.loc[window.index])
+        _name_steps(axes, line)
+        ends = window.index[-1] == whole.index[-1]
+        where = _where(line, totals.idxmax())
+        size = _peak_size(int(totals.max()), allocated_bytes)
+        _mark_peak(axes, totals, size, oom if ends else None, ended)
+    at = totals.idxmax()
+    parts = [f"Peak {size} in {where}"]
+    parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
+    if oom:
+        parts.append(str(oom))
+    headings, rows = _phase_table(line, whole.sum(axis=1), phases)
+    caption = f"Highest memory of the tensors in each phase; {source}."
+    if len(rows) > TABLE_STEPS:
+        caption += f" {TABLE_STEPS} of {len(rows)} rows."
+        first = min(max(first_step - 1, 0), len(rows) - TABLE_STEPS)
+        rows = rows[first : first + TABLE_STEPS]
+    figure.describe("Stacked areas", headings, rows, parts=parts, caption=caption)
+    return figure
+
+
+# --- drawing -----------------------------------------------------------------------------------
+
+
+def _draw_areas(axes: Axes, window: pd.DataFrame) -> None:
+    at = np.append(window.index, window.index[-1] + 1)  # the last event lasts one event, too
+    low = np.zeros(len(at))
+    for category, row in window.items():
+        high = low + np.append(row, row.iloc[-1])
+        axes.fill_between(at, low, high, step="post", **{**fill(category), "linewidth": 0})
+        low = high
+    axes.step(at, low, where="post", color=INK, linewidth=0.9, zorder=4)
+
+
+def event_axes(axes: Axes, start: int, stop: int) -> None:
+    """Scale the axes of a figure that shows bytes from event to event."""
+    axes.set_xlim(start, stop)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("allocations and frees, in order")
+    scale(axes.yaxis, format_bytes)
+    axes.grid(axis="y")
+
+
+def limit_top(axes: Axes, highest_bytes: int, name: str, limit_bytes: int | None) -> None:
+    """Leave room above the highest point, and draw a limit where it has a place."""
+    top = 1.3 * highest_bytes or 1
+    if limit_bytes and limit_bytes < 1.25 * top:
+        top = max(top, 1.22 * limit_bytes)
+        axes.axhline(limit_bytes, zorder=5, **LIMIT_LINE)
+        below = {"xycoords": ASIDE, "va": "top", "zorder": 6, "bbox": PAPER}
+        note(axes, f"{name} {format_bytes(limit_bytes)}", (0, limit_bytes), (5, -4), **below)
+    axes.set_ylim(0, top)
+
+
+def _name_phases(axes: Axes, phases: pd.Series) -> None:
+    """Shade the phases and name them in a strip above the axes, as far as the names fit."""
+    width = phases.index[-1] + 1 - phases.index[0]
+    for names, start, stop in _stretches(phases):
+        share = (stop - start) / width
+        if share < VISIBLE:
+            continue
+        phase = names[0]
+        colour = PHASE_COLOURS[phase]
+        axes.axvspan(start, stop, facecolor=colour, alpha=0.45, linewidth=0, zorder=0)
+        strip = {"facecolor": colour, "edgecolor": "white", "linewidth": 1, "clip_on": False}
+        axes.axvspan(start, stop, 1, 1.07, **strip)
+        name = " + ".join(map(str, names))
+        if not fits(name, share):
+            name = " + ".join(SHORT_NAMES.get(each, "") for each in names)
+        if fits(name, share):
+            middle = ((start + stop) / 2, 1.035)
+            note(axes, name, middle, (0, 0), xycoords=ABOVE, ha="center", va="center")
+
+
+def _stretches(phases: pd.Series) -> list[tuple[list[Phase], int, int]]:
+    """Return each phase with where it starts and ends; many short ones in turn are one stretch.
+
+    Those are an optimizer's steps in backward: no forward, which begins a step or a piece of it.
+    """
+    starts = phases[phases != phases.shift()]
+    edges = [*starts.index, phases.index[-1] + 1]
+    most = SHORT * (edges[-1] - edges[0])
+
+    def merges(span: tuple[Phase, int, int]) -> bool:
+        phase, start, stop = span
+        return stop - start < most and phase not in (Phase.SETUP, Phase.FORWARD)
+
+    stretches: list[tuple[list[Phase], int, int]] = []
+    spans = zip(starts, edges, edges[1:], strict=False)
+    for short, group in itertools.groupby(spans, key=merges):
+        several = list(group)
+        if short and len(several) >= MANY:
+            taken = Counter()
+            for phase, start, stop in several:
+                taken[phase] += stop - start
+            names = [phase for phase, _ in taken.most_common(2)]
+            stretches.append((names, several[0][1], several[-1][2]))
+        else:
+            stretches += [([phase], start, stop) for phase, start, stop in several]
+    return stretches
+
+
+def _name_steps(axes: Axes, line: Timeline) -> None:
+    """Draw a line where each step starts, its number above the strip of phases."""
+    start, stop = axes.get_xlim()
+    for number, (low, high) in enumerate(line.steps(), start=1):
+        if not start <= low < min(stop, high):
+            continue
+        axes.axvline(low, **STEP_LINE)
+        if fits(f"step {number} ", (min(high, stop) - low) / (stop - start)):
+            note(axes, f"step {number}", (low, 1.07), (0, 4), xycoords=ABOVE, weight="bold")
+
+
+def _peak_size(tensors_bytes: int, allocated_bytes: Sequence[int]) -> str:
+    """Return ``"5.91 GiB of tensors (5.95 GiB allocated)"``, or one figure where they agree."""
+    tensors = format_bytes(tensors_bytes)
+    allocated = format_bytes(max(allocated_bytes, default=tensors_bytes))
+    return tensors if allocated == tensors else f"{tensors} of tensors ({allocated} allocated)"
+
+
+def _mark_peak(
+    axes: Axes, totals: pd.Series, size: str, oom: OutOfMemory | None, ended: bool
+) -> None:
+    """Draw an arrow to the peak; of a run that ended by an out-of-memory error, one to its end."""
+    at = totals.idxmax()
+    words = f"peak {size}"
+    colour = INK
+    if oom:
+        asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"
+        moment, colour = f"in step {oom.step}", ALARM
+        if ended:
+            moment, at = "here", totals.index[-1]
+        words = f"{words}\nout of memory {moment}: asked for {asked}"
+    low, high = axes.get_xlim()
+    share = (at - low) / (high - low)
+    axes.annotate(
+        words,
+        (at, totals[at]),
+        xytext=(min(max(share, 0.25), 0.75), 0.97),
+        textcoords="axes fraction",
+        ha="center",
+        va="top",
+        weight="bold",
+        size=10,
+        color=colour,
+        bbox=PAPER,
+        zorder=7,
+        arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 2},
+    )
+
+
+def _where(line: Timeline, at: int) -> str:
+    """Return ``"step 2, backward"`` for an event."""
+    step = sum(start <= at for start in line.step_starts)
+    phase = line.phases[line.indices.index(at)]
+    return f"step {step}, {phase}" if step else str(phase)
+
+
+def _phase_table(
+    line: Timeline, totals: pd.Series, phases: pd.Series
+) -> tuple[list[str], list[list[str]]]:
+    """Return the most that was live in each phase of each step; what it began with counts."""
+    highest = np.maximum(totals, totals.shift(fill_value=0))
+    spans = {f"step {i}": span for i, span in enumerate(line.steps(), start=1)}
+    opening = min(line.step_starts, default=totals.index[-1] + 1)
+    columns = [phase for phase in Phase if phase in set(phases)]
+    rows = []
+    for name, (start, stop) in {"before step 1": (0, opening), **spans}.items():
+        part = highest.loc[start : stop - 1]
+        if not part.empty:
+            peaks = part.groupby(phases).max()
+            cells = [format_bytes(int(peaks[p])) if p in peaks else MISSING for p in columns]
+            rows.append([name, *cells, format_bytes(int(part.max()))])
+    return ["", *map(str, columns), "highest"], rows

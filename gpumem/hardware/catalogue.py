@@ -1,0 +1,155 @@
+"""The GPU catalogue: what a named GPU holds, how fast it moves bytes, how fast it multiplies.
+
+The figures live in ``gpus.toml`` beside this file, each with its source; this module reads and
+looks them up. Standard library only.
+
+Limits: vendor peak rates, which no program reaches. One entry per common variant (SXM rather
+than PCIe, the largest Apple configuration). Usable capacity moves by a few tenths of a GiB with
+the driver and with ECC, so a verdict within 0.5 GiB of the limit is a guess.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumem.inputs import GIB, MIB, InputError, one_of
+
+#: What a CUDA context takes outside PyTorch's allocator. An assumption: 0.3 to 0.9 GiB are
+#: seen, depending on driver, GPU and the kernels loaded. On an H200 it was 527 MiB at first and
+#: 685 MiB after a matrix product (docs/LOG.md, 2026-11-26).
+CUDA_CONTEXT_BYTES = 512 * MIB
+#: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
+#: 128b/130b coding, https://pcisig.com/specifications.
+_LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
+#: What is simulated unless another is named: free on Colab and Kaggle.
+DEFAULT_GPU = "t4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU of the catalogue.
+
+    Attributes:
+        key: how lessons name it, ``"t4"``.
+        name: how its vendor names it.
+        memory_gb: capacity as the vendor prints it, in GB.
+        usable_bytes: total capacity as CUDA reports it (``capacity_source``).
+        bandwidth_gb_per_s: memory bandwidth, GB (10**9 bytes) per second.
+        nvlink_gb_per_s: what one GPU sends to others over NVLink or AMD's Infinity Fabric, in one
+            direction; None where they have neither.
+        fp32_tflops: rate in full FP32, 10**12 operations per second, a multiply-add counted as
+            two; None where the vendor publishes none. TF32, which is faster, has no rate here.
+        fp16_tflops: the same for dense FP16 on tensor cores.
+        bf16_tflops: the same for bfloat16; None without native bfloat16 too.
+        memory_type: ``"GDDR6"``, ``"HBM3"`` and so on.
+        bf16_native: whether the hardware computes in bfloat16.
+        unified: whether CPU and GPU share the memory.
+        compute_capability: the generation of NVIDIA's hardware as (major, minor), which decides
+            what kernels it runs; None for other vendors.
+        multiprocessors: streaming multiprocessors, NVIDIA's SMs; None for other vendors.
+        source: title and address of the vendor's document.
+        capacity_source: where ``usable_bytes`` was read, or the rule it was derived by.
+        note: which rate the TFLOPS are, and other small print.
+    """
+
+    key: str
+    name: str
+    memory_gb: float
+    usable_bytes: int
+    bandwidth_gb_per_s: float
+    nvlink_gb_per_s: float | None = None
+    fp32_tflops: float | None = None
+    fp16_tflops: float | None = None
+    bf16_tflops: float | None = None
+    memory_type: str
+    bf16_native: bool
+    unified: bool = False
+    compute_capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
+    source: str
+    capacity_source: str
+    note: str
+
+    @property
+    def context_bytes(self) -> int:
+        """Taken outside the allocator: ``CUDA_CONTEXT_BYTES``, nothing on unified memory."""
+        return 0 if self.unified else CUDA_CONTEXT_BYTES
+
+    @property
+    def budget_bytes(self) -> int:
+        """What PyTorch's allocator can get: usable capacity less the context."""
+        return self.usable_bytes - self.context_bytes
+
+    @property
+    def link_gb_per_s(self) -> float | None:
+        """What 16 lanes carry in one direction; None where CPU and GPU share the memory.
+
+        AMD's GPUs count as PCI Express 5.
+        """
+        if self.unified:
+            return None
+        major = self.compute_capability[0] if self.compute_capability else 9
+        return _LINK_GB_PER_S[min(max(major - 4, 3), 5)]  # Volta and Turing have 3, Hopper 5
+
+    @property
+    def peer_gb_per_s(self) -> float | None:
+        """What it sends to the server's other GPUs in one direction: NVLink's, else the link's."""
+        return self.nvlink_gb_per_s or self.link_gb_per_s
+
+
+def _read_catalogue(path: Path) -> dict[str, Gpu]:
+    catalogue = {}
+    for key, fields in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        fields["usable_bytes"] = round(fields.pop("usable_gib") * GIB)
+        if capability := fields.get("compute_capability"):
+            fields["compute_capability"] = tuple(map(int, capability.split(".")))
+        # Only Apple's entries say so themselves: they publish no rate.
+        fields.setdefault("bf16_native", "bf16_tflops" in fields)
+        catalogue[key] = Gpu(key=key, **fields)
+    return catalogue
+
+
+GPUS: dict[str, Gpu] = _read_catalogue(Path(__file__).with_name("gpus.toml"))
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Return every GPU of the catalogue, the smallest memory first."""
+    return tuple(sorted(GPUS.values(), key=lambda gpu: (gpu.usable_bytes, gpu.key)))
+
+
+# Words that name the vendor, the brand or the module, never the model. "pcie", "ti", "laptop"
+# and the like do name another model, and stay.
+_SILENT = {"nvidia", "amd", "apple", "tesla", "geforce", "instinct", "gpu", "graphics"}
+_MODULE = re.compile(r"sxm\d*|hbm\d*e?")
+
+
+def _fold(name: str) -> str:
+    """``"NVIDIA A100-SXM4-40GB"`` and ``"a100-40gb"`` both become ``"a10040gb"``."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in _SILENT and not _MODULE.fullmatch(word))
+
+
+def _spellings(gpu: Gpu) -> set[str]:
+    folded = _fold(gpu.key)
+    names = {folded, _fold(gpu.name), f"{folded}{gpu.memory_gb:g}gb"}
+    return names | {name.removeprefix("rtx") for name in names}
+
+
+def gpu(name: str | Gpu) -> Gpu:
+    """Return the GPU called ``name``: a key or a full product name, case-insensitive.
+
+    Raises:
+        InputError: no such GPU, or the name fits several; the message names the nearest.
+    """
+    if isinstance(name, Gpu):
+        return name
+    folded = _fold(str(name))
+    for candidate in GPUS.values():
+        if folded in _spellings(candidate):
+            return candidate
+    sizes = [key for key in GPUS if re.fullmatch(re.escape(folded) + r"\d+gb", _fold(key))]
+    if sizes:
+        choices = " or ".join(map(repr, sizes))
+        raise InputError(f"GPU {name!r} comes in several sizes: say {choices}.")
+    return GPUS[one_of(name, GPUS, "GPU")]

@@ -1,0 +1,1 @@
+"""DeepSpeed's engines and operators, for the lessons on offloading."""

@@ -1,0 +1,1 @@
+"""What a lesson calls: its session, claims, verdicts and results."""

@@ -1,0 +1,312 @@
+"""What a lesson found: the record that notebooks emit, the runner checks and `results/` keeps.
+
+A notebook shows it as data of MIME type ``RESULT_MIME`` (``lab.result``). What real GPUs gave for a
+lesson is in ``results/<gpu>/<lesson>.json``.
+
+Limits: traces are not stored. A number that is not finite is written as the text ``"nan"``,
+``"inf"`` or ``"-inf"``, because JSON has no such numbers; only losses become numbers again.
+"""
+
+import json
+import math
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from gpumem.estimation.recipe import Recipe
+from gpumem.files import SOURCE, Read, read_file, write_atomic
+from gpumem.inputs import GIB, InputError, format_bytes, one_of, read_record, shown
+from gpumem.runs import Run
+from labkit.lesson import verdicts
+from labkit.lesson.claims import Verdict
+
+if TYPE_CHECKING:
+    from pandas import Series
+
+RESULT_MIME = "application/vnd.labkit.result+json"
+
+Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+#: What a record may hold by itself.
+Plain = Whole | float | str | bool | None
+ShortText = Annotated[str, Meta(max_length=200)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e9)]
+#: In ISO 8601, UTC.
+Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}T", max_length=40)]
+
+
+class MachineFields(TypedDict):
+    """A ``hardware.Machine`` as it is stored."""
+
+    kind: ShortText
+    name: ShortText
+    capacity_bytes: NotRequired[Whole | None]
+    note: NotRequired[str]
+    versions: NotRequired[dict[str, str | None]]
+    bf16_native: NotRequired[bool]
+    cores: NotRequired[Whole]
+    host_memory_bytes: NotRequired[Whole | None]
+    in_colab: NotRequired[bool]
+    phantom: NotRequired[bool]
+
+
+class JudgementRecord(TypedDict):
+    """A ``verdicts.Judgement`` as it is stored."""
+
+    id: str
+    verdict: Verdict
+    says: NotRequired[str | None]
+    claimed: NotRequired[str | None]
+    unit: NotRequired[str | None]
+    sources: NotRequired[list[str]]
+    measured: NotRequired[Plain | dict[str, Plain]]
+    by_condition: NotRequired[dict[str, str]]
+    mode: NotRequired[str | None]
+    reasons: NotRequired[list[str]]
+
+
+class Recorded:
+    """A record of the ``machine`` that made it."""
+
+    machine: MachineFields
+
+    @property
+    def phantom(self) -> bool:
+        """Whether the GPU was not there."""
+        return self.machine.get("phantom", False)
+
+    @property
+    def where(self) -> str:
+        """The machine's name, for a label; that of a GPU that is not there says so."""
+        name = self.machine["name"]
+        return f"a phantom {name}" if self.phantom else name
+
+
+@dataclass(frozen=True)
+class Result(Recorded):
+    """One execution of one lesson.
+
+    ``lesson`` is two digits; ``parameters`` are what it ran with, ``runs`` those of its figures,
+    without traces; ``seconds`` pass from ``lab.start`` to ``lab.result``, at ``date``.
+    """
+
+    lesson: Annotated[str, Meta(pattern=r"^[0-9]{2}\Z")]
+    title: ShortText
+    machine: MachineFields
+    parameters: dict[str, Plain | list[Plain]]
+    runs: tuple[Run, ...]
+    judgements: tuple[JudgementRecord, ...]
+    seconds: Seconds
+    date: Date
+    schema: Literal[1] = 1
+
+    def __str__(self) -> str:
+        peaks = [run.peak_bytes for run in self.runs]
+        ends = dict.fromkeys(map(format_bytes, (min(peaks), max(peaks)) if peaks else ()))
+        span = f"peak{'s' * (len(ends) > 1)} {' to '.join(ends)}" if ends else ""
+        judged = ", ".join(f"{j['id']}: {j['verdict']}" for j in self.judgements)
+        runs = f"{len(peaks)} run{'s' * (len(peaks) != 1)}"
+        return (
+            f"Lesson {self.lesson}: {runs} on {self.where}, {span}. Verdicts: {judged or 'none'}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain(record | {"runs": [run.to_dict() for run in self.runs]})
+
+    @classmethod
+    def from_dict(cls, record: Any) -> "Result":
+        """Read back what ``to_dict`` wrote; an `InputError` names what is wrong or impossible."""
+        if isinstance(record, Mapping) and isinstance(record.get("runs"), list):
+            record = {**record, "runs": [_read_run(run) for run in record["runs"]]}
+        found = read_record(cls, record, "a result")
+        for number, run in enumerate(found.runs, 1):
+            for problem in impossible(run):
+                raise InputError(f"run {number} ({run.name}): {problem}")
+        return found
+
+    def broken_invariants(self) -> list[str]:
+        """Return one sentence for each thing that is wrong with the verdicts, or if no run is
+        there."""
+        broken = [] if self.runs else ["the result holds no runs"]
+        for judgement in self.judgements:
+            broken += _misjudged(judgement)
+        judged = Counter(judgement["id"] for judgement in self.judgements)
+        broken += [f"claim {id!r} is judged twice" for id in sorted(judged) if judged[id] > 1]
+        return broken
+
+
+def impossible(run: Run) -> list[str]:
+    """Return what cannot be true of a real run, one phrase each."""
+    problems = []
+    if run.peak_bytes <= 0 and run.oom is None:
+        problems.append("its peak is 0 bytes")
+    if run.step_peaks_bytes and max(run.step_peaks_bytes) > run.peak_bytes:
+        problems.append("one step's peak is above the peak of the whole run")
+    if run.reserved_bytes is not None and run.reserved_bytes < run.peak_bytes:
+        problems.append("it reserved fewer bytes than it allocated")
+    real = run.mode in ("measured", "phantom")
+    if real and run.capacity_bytes and run.peak_bytes > run.capacity_bytes:
+        problems.append("it was measured above the capacity of its device")
+    if run.mode in ("simulated", "phantom") and (run.losses or run.step_seconds):
+        problems.append("a simulation has neither losses nor seconds")
+    if run.oom is not None and run.oom.live_bytes > run.peak_bytes:
+        problems.append("more bytes were live when memory ran out than at the peak")
+    return problems
+
+
+def _misjudged(judgement: JudgementRecord) -> list[str]:
+    id, verdict = judgement["id"], judgement["verdict"]
+    try:
+        again = verdicts.judge(id, judgement.get("measured"), judgement.get("mode")).verdict
+    except InputError as error:
+        return [str(error)]
+    if again != verdict:
+        return [f"claim {id!r} is recorded as {str(verdict)!r}, but its rule gives {again!s}"]
+    return []
+
+
+# --- reading and writing -----------------------------------------------------------------------
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _read_run(record: Any) -> Run:
+    """Read the run of which ``plain(run.to_dict())`` was stored; raises as ``Run.from_dict``."""
+    losses = record.get("losses") if isinstance(record, Mapping) else None
+    if isinstance(losses, list):
+        numbers = [_NOT_FINITE[loss] if loss in ("nan", "inf", "-inf") else loss for loss in losses]
+        record = {**record, "losses": numbers}
+    return Run.from_dict(record)
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as JSON holds it: texts for numbers that are not finite, lists for tuples.
+
+    An `InputError` says what cannot be stored.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(
+        f"{shown(value)} cannot be stored: a result holds texts, numbers and lists of them"
+    )
+
+
+def save(result: Result, path: Path | str) -> None:
+    """Write ``result`` to ``path`` as JSON, atomically."""
+    write_atomic(Path(path), json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
+
+
+def load(path: Path | str) -> Result:
+    """Read the result stored at ``path``, as `read_file` does."""
+    return read_file(Path(path), Result.from_dict, "a result")
+
+
+def lesson_number(lesson: str | int) -> str:
+    """Return ``lesson`` as two digits; an `InputError` says that it is no number from 0 to 99."""
+    text = str(lesson)
+    if not re.fullmatch(r"\d{1,2}", text, re.ASCII):
+        raise InputError(f"a lesson's number is from 0 to 99, for example '06', not {lesson!r}")
+    return text.zfill(2)
+
+
+def versions_text(
+    machine: Mapping[str, Any], packages: Sequence[str] | None = ("torch", "transformers")
+) -> str:
+    """Return the versions of these packages, or of all, in a result's machine as text."""
+    found = machine.get("versions", {})
+    chosen = found if packages is None else packages
+    return ", ".join(f"{name} {found[name]}" for name in chosen if found.get(name))
+
+
+# --- recorded on GPUs --------------------------------------------------------------------------
+
+
+def result_folders() -> list[Path]:
+    """Return the folders of recorded results: the repository's, then the package's own copy."""
+    return [f for f in (SOURCE / "results", SOURCE / "labkit" / "recorded") if f.is_dir()]
+
+
+def load_recorded(path: Path) -> Result:
+    """Read ``<gpu>/<lesson>.json``; refuse it if it is of another lesson."""
+    found = load(path)
+    if found.lesson != path.stem:
+        raise InputError(f"{path} holds a result of lesson {found.lesson!r}")
+    return found
+
+
+def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
+    """Return what GPUs gave for ``lesson``, one result per GPU, real ones before phantoms.
+
+    ``folder`` holds ``<gpu>/<lesson>.json``; the course's own recordings if None.
+    """
+    found = read_folders(folder, f"{lesson_number(lesson)}.json", load_recorded)
+    return sorted(found.values(), key=lambda result: result.phantom)
+
+
+def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
+    """Return what each GPU gave for all lessons, by the name of its folder, ordered by lesson."""
+    by_gpu: dict[str, list[Result]] = defaultdict(list)
+    for (gpu, _), result in read_folders(folder, "[0-9]*.json", load_recorded).items():
+        by_gpu[gpu].append(result)
+    return dict(by_gpu)
+
+
+def read_folders(
+    folder: Path | str | None, pattern: str, load: Callable[[Path], Read]
+) -> dict[tuple[str, str], Read]:
+    """Return what ``load`` reads from each ``<gpu>/<pattern>``, by GPU and file stem, sorted.
+
+    What phantom GPUs gave is in ``phantom/<gpu>``, which is then the GPU's name here. A file that
+    ``load`` refuses with `InputError` is named in a warning and left out.
+    """
+    found: dict[tuple[str, str], Read] = {}
+    for base in [Path(folder)] if folder is not None else result_folders():
+        for path in sorted([*base.glob(f"*/{pattern}"), *base.glob(f"phantom/*/{pattern}")]):
+            gpu = path.parent.relative_to(base).as_posix()
+            try:
+                found.setdefault((gpu, path.stem), load(path))
+            except InputError as error:
+                warnings.warn(f"recorded file left out: {error}", UserWarning, stacklevel=3)
+    return dict(sorted(found.items()))
+
+
+# --- simulated beforehand ------------------------------------------------------------------------
+
+
+def looked_up(model: str, batch: Recipe) -> "Series":
+    """Return the GiB that recipes reserve on one GPU with bfloat16, by recipe, the least first.
+
+    They are the ways to train ``model`` in the table behind the page "Will it fit?", each with the
+    rows and lengths of ``batch``. Where length hardly matters, rows of another were simulated.
+
+    Raises:
+        InputError: the table lacks the model or this number of tokens.
+    """
+    from pandas import Series
+
+    paths = [folder / "fits.json.gz" for folder in result_folders()]
+    table = read_file(next(path for path in paths if path.exists()), dict, "a table of fits")
+    _, _, ways = table["models"][one_of(model, table["models"], "model of the table")]
+    if batch.tokens not in table["tokens"]:
+        raise InputError(f"the table has no {batch.tokens} tokens; it has {table['tokens']}")
+    place, reserved = table["tokens"].index(batch.tokens), {}
+    for way, rows in zip(table["ways"], ways, strict=True):
+        recipe = batch.but(**way)
+        for length, points in rows or ():
+            here = recipe.ranks == 1 and recipe.precision != "amp-fp16" and points[place]
+            if here and length in (0, batch.seq_len):
+                reserved[str(recipe)] = points[place][4] / GIB  # see `will_it_fit.table.Point`
+    return Series(reserved, name="reserved, GiB").sort_values()

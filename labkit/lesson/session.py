@@ -1,0 +1,276 @@
+"""The lesson that this kernel is running: ``lab.start`` begins it, ``lab.result`` ends it."""
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from IPython import get_ipython
+from IPython.display import display
+
+from gpumem.figures import cards
+from gpumem.hardware import this_machine
+from gpumem.inputs import InputError
+from gpumem.runs import Run
+from gpumem.temporary_folder import TemporaryFolder
+from labkit.lesson import claim_cards, colab, results, shell_commands
+from labkit.lesson.claims import Claim, Verdict, find
+from labkit.lesson.notebooks import default_folder
+from labkit.lesson.results import RESULT_MIME, Result, lesson_number, plain
+from labkit.lesson.verdicts import Judgement, judge
+
+
+class ExpectationFailed(AssertionError):  # noqa: N818 (a sentence, not a category)
+    """Something that must hold on any machine does not. The message says what."""
+
+
+@dataclass
+class _Session:
+    lesson: str | None = None
+    title: str = ""
+    machine: Any = None
+    started: float = 0.0
+    temporary_folder: TemporaryFolder | None = None
+
+
+current = _Session()
+#: The judgements of this lesson, the latest of each claim.
+judgements: list[Judgement] = []
+#: Their claims that have no card and wait for `claim_table`, by id.
+without_card: set[str] = set()
+
+
+def claim(
+    id: str,
+    measured: Any,
+    mode: str | None = None,
+    *,
+    card: bool = True,
+    counted: Sequence[tuple[str, str]] = (),
+) -> Judgement:
+    """Judge a claim, show its card with the verdicts recorded on GPUs, and remember it.
+
+    Takes ``id``, ``measured`` and ``mode`` as ``judge`` does. Where a claim needs a GPU and
+    ``mode`` is not given, a value counts as measured on this machine's GPU if it has one.
+    Without ``card`` nothing is shown until `claim_table` lists all such claims.
+    ``counted`` are rows that the card shows where there is no verdict (`claim_seconds`).
+
+    Raises:
+        InputError: there is no such claim.
+    """
+    if mode is None and measured is not None and find(id).needs == "gpu":
+        mode = this_machine.machine().label
+    judgement = judge(id, measured, mode)
+    judgements[:] = [old for old in judgements if old.claim.id != judgement.claim.id]
+    judgements.append(judgement)
+    if card:
+        without_card.discard(id)
+        claim_cards.claim_card(judgement, recorded_lines(judgement.claim), counted)
+    else:
+        without_card.add(id)
+    return judgement
+
+
+def claim_table() -> None:
+    """Show the claims judged with ``card=False`` in one table: claimed, found, verdict and where.
+
+    Rules, assumptions and what GPUs recorded are on cards only.
+
+    Raises:
+        InputError: no claim was judged without a card.
+    """
+    listed = [judgement for judgement in judgements if judgement.claim.id in without_card]
+    if not listed:
+        raise InputError("no claim to list: judge some with lab.claim(..., card=False) before")
+    display(claim_cards.verdict_table(listed))
+
+
+def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
+    """Judge the claim ``id`` by the seconds that a step of ``run`` takes, over those of ``than``.
+
+    A claim in shares takes the ratio minus one: 0.3 where ``run`` is 30 % slower. Where no GPU has
+    timed both, the card shows what was counted instead: work, bytes moved, and the bound of each.
+
+    Raises:
+        InputError: there is no such claim, or it is not about a ratio or a share.
+    """
+    unit = find(id).unit
+    if unit not in ("ratio", "share"):
+        raise InputError(f"Claim {id!r} is judged in {unit}; seconds give a ratio or a share.")
+    ratio = None
+    if run.seconds_per_step and than.seconds_per_step and run.fits and than.fits:
+        ratio = run.seconds_per_step / than.seconds_per_step
+        if unit == "share":
+            ratio -= 1
+    return claim(id, ratio, run.label, counted=claim_cards.counted_rows(run, than))
+
+
+def recorded_lines(claim: Claim) -> list[str]:
+    """Return what the GPUs that tested the claim recorded, as text: a line for each finding.
+
+    What is simulated was not tested on a GPU, whichever was there; a phantom GPU tests what its
+    bytes decide, and not what a CPU computed beside it.
+    """
+    places: dict[str, list[str]] = {}
+    for result in results.recorded(claim.lesson):
+        for entry in result.judgements:
+            mode = entry.get("mode") or ""
+            if mode.startswith("simulated") or (result.phantom and "CPU" in mode):
+                continue
+            if entry["id"] == claim.id and entry["verdict"] != Verdict.NOT_TESTABLE:
+                found = claim_cards.recorded_finding(result, entry, claim.unit)
+                places.setdefault(found, []).append(result.where)
+    return [f"{', '.join(where)}: {found}" for found, where in places.items()]
+
+
+def expect(condition: Any, message: str) -> None:
+    """Check what must hold on any machine; ``message`` says what that is.
+
+    Raises:
+        ExpectationFailed: ``condition`` is false.
+    """
+    if not condition:
+        raise ExpectationFailed(message)
+    print(f"✓ {message}")
+
+
+def start(lesson: str | int) -> this_machine.Machine:
+    """Begin ``lesson`` (``"06"`` or ``6``): forget earlier judgements, show this machine's card.
+
+    Returns this machine. From here on a cell fails where its shell command does. On Colab and
+    Kaggle the card says how to get a GPU if there is none, and what peft could not work with is
+    removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread fewer than there are cores.
+
+    Raises:
+        InputError: the lesson is not a number.
+    """
+    current.lesson = lesson_number(lesson)
+    files = sorted(default_folder().glob(f"{current.lesson}_*.ipynb"))
+    name = files[0].stem[3:] if files else f"lesson_{current.lesson}"
+    current.title = name.replace("_", " ").capitalize()
+    current.machine = this_machine.machine()
+    current.started = time.monotonic()
+    shell_commands.let_them_fail(get_ipython())
+    judgements.clear()
+    without_card.clear()
+    if not current.machine.can_measure:  # or DeepSpeed warns of a missing GPU when it is imported
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it recommends a package
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # PEFT asks for an old name
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Threads that wait for each other spin: where a browser takes the core of one, small steps
+        # become many times slower. `labkit run` sets OMP_WAIT_POLICY, which must be set earlier.
+        torch.set_num_threads(max(1, current.machine.cores - 1))
+    claim_cards.machine_card(current.machine, for_a_gpu=colab.for_a_gpu(current.machine))
+    if done := colab.prepare(current.machine):
+        cards.message_card(done, title="torchao")
+    return current.machine
+
+
+def folder() -> Path:
+    """Return a folder for what a lesson writes, such as a program for other processes.
+
+    It is created at the first call and removed with this process; modules in it can be imported.
+    """
+    if current.temporary_folder is None:
+        current.temporary_folder = TemporaryFolder()
+        sys.path.append(str(current.temporary_folder.path))
+    return current.temporary_folder.path
+
+
+def recorded(lesson: str | int | None = None) -> None:
+    """Show what GPUs recorded for a lesson: real ones, or that none has yet, then phantoms.
+
+    Args:
+        lesson: its number; the lesson that is running if None.
+
+    Raises:
+        InputError: the lesson is not a number, or none is running.
+    """
+    number = lesson_number(lesson if lesson is not None else current.lesson or "")
+    found = results.recorded(number)
+    if all(result.phantom for result in found):
+        cards.message_card(
+            "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it.",
+            title="Recorded on real GPUs",
+        )
+    for phantom in (False, True):
+        chosen = [result for result in found if result.phantom is phantom]
+        if chosen:
+            _show_recorded(chosen, phantom)
+
+
+def _show_recorded(found: Sequence[Result], phantom: bool) -> None:
+    """Show what several GPUs recorded: what they are, then the peaks of their runs."""
+    title, ending = "Recorded on real GPUs", ""
+    if phantom:
+        title = "Recorded on phantom GPUs"
+        ending = "The bytes are those of PyTorch's own allocator; the GPUs are not there."
+    lines = [
+        f"{result.machine['name']}, {result.date[:10]}, {results.versions_text(result.machine)}."
+        for result in found
+    ]
+    cards.message_card("\n".join([*lines, ending]).strip(), title=title)
+    display(claim_cards.recorded_peaks(found))
+
+
+def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:
+    """Return what ``result`` shows: these runs, and the claims judged so far."""
+    if current.lesson is None:
+        raise InputError("call lab.start('06') (with the lesson's number) before lab.result")
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    for run in runs:
+        if not isinstance(run, Run):
+            raise InputError(f"runs must hold what lab.run gave, not {type(run).__name__}")
+    found = Result(
+        lesson=current.lesson,
+        title=current.title,
+        machine=asdict(current.machine),
+        parameters=parameters,
+        runs=tuple(runs),
+        judgements=tuple(judgement_record(judgement) for judgement in judgements),
+        seconds=round(time.monotonic() - current.started, 3),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return Result.from_dict(found.to_dict())  # checked
+
+
+def judgement_record(judgement: Judgement) -> dict[str, Any]:
+    """Return a judgement as a JSON-ready object."""
+    claim = judgement.claim
+    return {
+        "id": claim.id,
+        "says": claim.says,
+        "claimed": claim.claimed,
+        "unit": claim.unit,
+        "sources": list(claim.sources),
+        "verdict": str(judgement.verdict),
+        "measured": plain(judgement.measured),
+        "by_condition": {name: str(v) for name, v in judgement.by_condition.items()},
+        "mode": judgement.mode,
+        "reasons": list(judgement.reasons),
+    }
+
+
+def result(runs: Run | Iterable[Run], **parameters: Any) -> None:
+    """Show the lesson's result as data: ``lab.result(runs, batch_size=batch_size, ...)``.
+
+    Args:
+        runs: one run, or those that the figures show.
+        **parameters: what the lesson ran with, by name.
+
+    Raises:
+        InputError: ``lab.start`` was not called, or something is not a run or a plain value.
+    """
+    found = build(runs, **parameters)
+    if get_ipython() is None:
+        print(found)
+    else:
+        display({RESULT_MIME: found.to_dict(), "text/plain": str(found)}, raw=True)

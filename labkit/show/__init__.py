@@ -1,1 +1,0 @@
-"""What people see: cards, figures and widgets."""

@@ -1,1 +1,0 @@
-"""Files, processes, HTML: helpers that know nothing of memory."""

@@ -1,1 +1,0 @@
-"""What single lessons need: losses over seeds, disks, DeepSpeed, spans of time."""

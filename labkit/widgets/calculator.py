@@ -1,0 +1,91 @@
+"""The memory calculator: the formula that everybody uses beside a trace, for any model and GPU.
+
+Limits: those of `formula_estimate` and `estimate`. Each choice is traced before the next one.
+"""
+
+from typing import Any
+
+from IPython.display import display
+from ipywidgets import VBox, interactive_output
+
+from gpumem.estimation.estimate import Estimate, estimate
+from gpumem.estimation.recipe import OPTIMIZERS
+from gpumem.estimation.textbook_formula import Envelope, formula_estimate
+from gpumem.figures.cards import BAD, GOOD, WARM, Look, notice
+from gpumem.figures.html_table import MISSING, Rich, grid
+from gpumem.hardware.catalogue import GPUS
+from gpumem.inputs import GIB, PRECISIONS, InputError, format_bytes
+from gpumem.models.catalogue import MODELS
+from labkit.widgets.knobs import control
+
+CLOSE_BYTES = GIB // 2  # the catalogue's capacities vary this much with driver and ECC
+CHOICES = {
+    "model": MODELS,
+    "gpu": GPUS,
+    "batch_size": [1 << power for power in range(8)],
+    "seq_len": [1 << power for power in range(7, 16)],
+    "precision": PRECISIONS,
+    "optimizer": OPTIMIZERS,
+    "checkpointing": (False, True),
+}
+
+
+def calculator(**first: Any) -> None:
+    """Show controls, and the formula beside a trace for what they say.
+
+    Args:
+        **first: what the controls named here show at first.
+    """
+    controls = {}
+    for name, choices in CHOICES.items():
+        begin = [first[name]] if name in first else []
+        controls[name] = control(name, [*dict.fromkeys([*begin, *choices])])
+    answer = interactive_output(lambda **chosen: display(calculate(**chosen)), controls)
+    display(VBox([*controls.values(), answer]))
+
+
+def calculate(model: str, gpu: str, **recipe: Any) -> Rich:
+    """Return whether a recipe fits, with formula and trace part by part; or why it is refused."""
+    try:
+        formula, trace = formula_estimate(model, **recipe), estimate(model, gpu=gpu, **recipe)
+    except InputError as error:
+        text, look = f"This cannot be trained: {error}", BAD
+        return Rich(notice(text, look), text)
+    text, look = verdict(formula, trace)
+    return Rich(notice(text, look), text) + part_table(formula, trace)
+
+
+def verdict(formula: Envelope, trace: Estimate) -> tuple[str, Look]:
+    """Return what trace and formula say, a line each, and the look of the trace's answer."""
+    need_bytes, room_bytes = trace.peak_reserved_bytes, trace.capacity_bytes
+    takes = f"PyTorch reserves {format_bytes(need_bytes)}, and the {trace.run.device} leaves it "
+    takes += f"{format_bytes(room_bytes)}."
+    head, look = ("It fits", GOOD) if trace.fits else ("It does not fit", BAD)
+    if abs(room_bytes - need_bytes) < CLOSE_BYTES:
+        head, look = "Too close to call: GPUs of one name differ by half a GiB", WARM
+    said = f"The formula says {format_bytes(formula.total_bytes)}"
+    if (formula.total_bytes <= room_bytes) == trace.fits:
+        said += ", which comes to the same answer."
+    elif trace.fits:
+        said += " and would have sent you to a larger card."
+    else:
+        said += " and would have sent you into an out-of-memory error."
+    return f"{head}. {takes}\n{said}", look
+
+
+def part_table(formula: Envelope, trace: Estimate) -> Rich:
+    """Return formula and trace part by part."""
+    rows = []
+    for row in formula.beside(trace.run):
+        terms = [term.text for term in formula.terms if term.part == row.part]
+        found = MISSING if row.formula_bytes is None else format_bytes(row.formula_bytes)
+        times = f"{row.highest_bytes / row.formula_bytes:.2f}" if row.formula_bytes else MISSING
+        highest, peak = format_bytes(row.highest_bytes), format_bytes(row.peak_bytes)
+        rows.append([str(row.part), " + ".join(terms) or MISSING, found, highest, times, peak])
+    total, peak = formula.total_bytes, trace.peak_allocated_bytes
+    times = f"{peak / total:.2f}"
+    rows.append(["together", "", format_bytes(total), "", times, format_bytes(peak)])
+    headings = ["part", "formula", "= bytes", "trace, at most", "trace / formula", "at the peak"]
+    letters = ", ".join(f"{key} = {value:,}" for key, value in formula.symbols.items())
+    caption = f"Part by part, {trace.run.label}. {letters}."
+    return grid(headings, rows, caption=caption, text_columns=(0, 1))

@@ -1,0 +1,270 @@
+"""Interactive widgets for notebooks: ``explore`` runs an experiment with settings you choose.
+
+Without a frontend a lesson continues: ``explore`` shows a static figure of the first two settings.
+Tests and scripts set ``.value`` and call ``.click()``, or ``run_once()``.
+
+Limits: one run at a time; a run cannot be stopped halfway except by interrupting the kernel. By
+keyboard, Space opens a menu: on a closed one JupyterLab takes the arrows to go to the next cell.
+Only the widgets that ipywidgets 7.7.1 and 8 share are used.
+"""
+
+import numbers
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets
+from IPython.display import display
+
+from gpumem.figures.bars import draw_bars
+from gpumem.figures.cards import BAD, Shown, notice
+from gpumem.figures.html_table import Rich
+from gpumem.figures.tables import setting_text
+from gpumem.figures.timelines import draw_timeline
+from gpumem.inputs import InputError, format_bytes
+from gpumem.runs import Run
+
+
+def explore(
+    experiment: Callable[..., Any],
+    *,
+    gpu: str | list[str] | None = "t4",
+    runner: Callable[..., Run] | None = None,
+    **knobs: Any,
+) -> "Explorer":
+    """Show controls that run an experiment again and again, and a figure that compares the runs.
+
+    Two settings run at once, so that there is something to compare before anybody clicks: the first
+    value of every knob, then the second value of the first knob that is not the GPU.
+
+    Args:
+        experiment: what ``labkit.run`` takes.
+        gpu: the GPU to simulate where there is none to measure on; a list makes it a knob.
+        runner: what runs one setting, called as ``labkit.run`` is; None: ``labkit.run`` itself.
+        **knobs: the experiment's arguments. A list of values becomes a control, a slider for
+            numbers and a menu for the rest; a single value is passed on as it is.
+
+    Returns:
+        The explorer, already shown.
+
+    Raises:
+        InputError: a knob is an empty list, or holds the same value twice; and whatever the first
+            run raises.
+    """
+    if runner is None:
+        from gpumem.measure_or_simulate import (
+            run as runner,  # imports PyTorch, which figures do without
+        )
+    return Explorer(experiment, runner, {"gpu": gpu, **knobs}).show()
+
+
+class Explorer(Shown):
+    """What ``explore`` shows.
+
+    Attributes:
+        controls: one widget per knob that has more than one value, by the knob's name.
+        button, clear_button: run the setting that the controls show, and forget all runs.
+        runs: the runs so far by the name of their setting, oldest first.
+        message: says what is going on or what went wrong.
+        errors: holds the traceback if the experiment itself failed.
+        picture: all runs as bars and the latest as a timeline.
+    """
+
+    def __init__(
+        self, experiment: Callable[..., Any], runner: Callable[..., Run], knobs: Mapping[str, Any]
+    ) -> None:
+        self._experiment, self._runner = experiment, runner
+        choices = {name: _choices(name, values) for name, values in knobs.items()}
+        self._fixed = {name: values[0] for name, values in choices.items() if len(values) == 1}
+        self.controls = {
+            name: control(name, values) for name, values in choices.items() if len(values) > 1
+        }
+        self._second = {name: values[1] for name, values in choices.items() if len(values) > 1}
+        self.runs: dict[str, Run] = {}
+        self._settings: list[dict[str, Any]] = []  # of these runs
+        self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
+        self.clear_button = ipywidgets.Button(description="Clear", icon="trash")
+        self.button.on_click(lambda _: self.run_once())
+        self.clear_button.on_click(lambda _: self.clear())
+        self.message = ipywidgets.HTML()
+        self._live = LiveFigure()
+        self.picture = self._live.widget
+        self.errors = ipywidgets.Output()
+        buttons = ipywidgets.HBox([self.button, self.clear_button])
+        self.widget = ipywidgets.VBox(
+            [*self.controls.values(), buttons, self.message, self.errors, self.picture]
+        )
+
+    def show(self) -> "Explorer":
+        """Run two settings, then show the controls and a static figure under them."""
+        run = self._run()
+        self.message.value = notice(_summary(self._name, run))
+        compared = [name for name in self.controls if name != "gpu"] or [*self.controls]
+        if compared:
+            self.controls[compared[0]].value = self._second[compared[0]]
+            self._try()
+        display(self.widget)
+        self._live.show_below(self._figures())
+        return self
+
+    def run_once(self) -> Run | None:
+        """Run what the controls show, as a click on the button does, and return the new run.
+
+        None where there is none: a setting that has run already is not run again, and what goes
+        wrong is shown. Raises nothing but an interrupt.
+        """
+        name = self._name
+        if name in self.runs:
+            number = [*self.runs].index(name) + 1
+            text = f"{_summary(name, self.runs[name])} It has run already: bar {number}."
+            self.message.value = notice(text)
+            return None
+        run = self._try()
+        if run is not None:
+            self._live.replace(self._figures())
+        return run
+
+    def _try(self) -> Run | None:
+        """Run what the controls show; say what went wrong instead of raising it."""
+        name = self._name
+        self.button.disabled = self.clear_button.disabled = True
+        self.errors.outputs = ()
+        self.message.value = notice(f"Running {name} …")
+        try:
+            run = self._run()
+            self.message.value = notice(_summary(name, run))
+            return run
+        except InputError as error:
+            self.message.value = notice(f"This setting cannot run: {error}", BAD)
+        except Exception as error:
+            self._show_error(error)
+        except KeyboardInterrupt:
+            self.message.value = notice("Interrupted.", BAD)
+            raise
+        finally:
+            self.button.disabled = self.clear_button.disabled = False
+        return None
+
+    def clear(self) -> None:
+        """Forget all runs."""
+        self.runs.clear()
+        self._settings.clear()
+        self.errors.outputs = ()
+        self._live.replace(Rich("", ""))
+        self.message.value = notice("Cleared. Choose a setting and run it.")
+
+    def _run(self) -> Run:
+        name = self._name
+        chosen = {knob: control.value for knob, control in self.controls.items()}
+        self.runs[name] = self._runner(self._experiment, **self._fixed, **chosen)
+        self._settings.append(chosen)
+        return self.runs[name]
+
+    @property
+    def _name(self) -> str:
+        """What the controls show, such as ``"batch_size 8, precision bf16"``."""
+        chosen = {name: _words(control.value) for name, control in self.controls.items()}
+        return setting_text(chosen, chosen) or "experiment"
+
+    def _figures(self) -> Rich:
+        """Return all runs as bars, the latest as a timeline."""
+        names, runs = [*self.runs], [*self.runs.values()]
+        labels = _short_labels(self._settings)
+        figures = draw_bars(runs, title="Peak memory of each setting", labels=labels).rich()
+        if runs[-1].trace is not None and runs[-1].trace.timeline().bytes_by_category:
+            figures += draw_timeline(runs[-1], title=names[-1]).rich()
+        return figures
+
+    def _show_error(self, error: Exception) -> None:
+        """Say what failed; a traceback goes below the message."""
+        from gpumem.hardware.cuda import clear_exception
+        from gpumem.out_of_memory import is_out_of_memory  # these two import PyTorch
+
+        if is_out_of_memory(error):
+            text = f"Out of memory: {error}. Everything was freed."
+        else:
+            text = f"The experiment failed with {type(error).__name__}: {error}"
+            self.errors.append_stderr("".join(traceback.format_exception(error)))
+        self.message.value = notice(text, BAD)
+        clear_exception(error)  # the frames of its traceback hold the experiment's tensors
+
+
+class LiveFigure:
+    """A static figure below the widgets that becomes a part of them as soon as it changes.
+
+    Where nobody can click the static one remains. ``widget`` is empty before the first change.
+    """
+
+    def __init__(self) -> None:
+        # As a block, or a wide table would keep the figure from shrinking with the window.
+        self.widget = ipywidgets.HTML(layout={"display": "block", "overflow": "auto"})
+        self._below: Any = None
+
+    def show_below(self, figure: Rich) -> None:
+        """Show the static figure."""
+        self._below = display(figure, display_id=True)
+
+    def replace(self, figure: Rich) -> None:
+        """Show another figure, in the widget."""
+        self.widget.value = figure.html
+        if self._below is not None:
+            self._below.update(Rich("", ""))
+            self._below = None
+
+
+def _short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name settings by the knobs in which they differ; a text needs no knob's name before it."""
+    varied = [knob for knob in settings[0] if any(s[knob] != settings[0][knob] for s in settings)]
+    labels = []
+    for setting in settings:
+        words = []
+        for knob in varied or setting:
+            said = _words(setting[knob])
+            words.append(said if isinstance(setting[knob], str) else f"{knob} {said}")
+        labels.append(", ".join(words) or "experiment")
+    return labels
+
+
+def _summary(name: str, run: Run) -> str:
+    if run.oom:
+        return f"{name}: {run.oom}. Everything was freed, so you can continue."
+    words = f"{name}: peak {format_bytes(run.peak_bytes)}, {run.label}"
+    if run.capacity_bytes:
+        fits = "fits" if run.fits else "does not fit"
+        words += f"; it {fits} in {format_bytes(run.capacity_bytes)}"
+    return f"{words}."
+
+
+def _choices(name: str, values: Any) -> list[Any]:
+    """Return a knob's values as a list.
+
+    Raises:
+        InputError: there are none, or one comes twice.
+    """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        return [values]
+    choices = list(values)
+    if not choices or any(choice in choices[:i] for i, choice in enumerate(choices)):
+        raise InputError(f"{name} needs one or more values, each of them once, not {choices}")
+    return choices
+
+
+def control(name: str, choices: list[Any]) -> Any:
+    """Return a slider for numbers, a menu for the rest, at the first choice and with its name."""
+    options = [(_words(choice), choice) for choice in choices]
+    if all(isinstance(c, numbers.Real) and not isinstance(c, bool) for c in choices):
+        options.sort(key=lambda option: option[1])
+        made = ipywidgets.SelectionSlider(options=options, continuous_update=False)
+        made.tooltip = name  # without one, ipywidgets 8 shows the word "null"
+    else:
+        made = ipywidgets.Dropdown(options=options)
+    made.value, made.description = choices[0], name  # the name is read out, too
+    made.style.description_width = "140px"
+    made.layout.width, made.layout.max_width = "auto", "640px"
+    return made
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)

@@ -1,0 +1,276 @@
+"""Read what PyTorch's allocator recorded, block by block, and say what each block was for.
+
+`History.read` takes the entries that ``torch.cuda.memory._snapshot`` gives for one GPU, in order
+and each once. The text that ``torch.cuda.memory._set_memory_metadata`` attached to an entry is a
+`Tag`: the step, phase and module that were running.
+
+Limits: an entry has the bytes that were asked for; what the allocator gave beyond that is not in
+it. Weights, gradients and states of optimizers are recognised by their addresses, when
+`History.classify` is told them. Of the rest, what is made before the backward pass and lives into
+it counts as activations.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gpumem.fake_cuda.refusals import LIBRARIES
+from gpumem.files import PACKAGES
+from gpumem.trace import Category, Event, Phase, Storage, Timeline, Trace
+
+#: A timeline needs the first training steps, and those in which the peak rises: the rest is counted
+#: and forgotten, or collecting garbage would take longer and longer.
+KEPT_STEPS, MOST_EVENTS = 3, 400_000
+_COMPILED = "torchinductor_"  # in the folder of the code that torch.compile wrote
+#: How the names of files of PyTorch, of our own packages and of Python itself begin.
+TORCH = ("<", *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, *PACKAGES)))
+_PHASES = {phase.value: phase for phase in Phase}
+_BETWEEN = "\x1f"  # which names of modules and files may not have
+Entry = Mapping[str, Any]
+Addresses = dict[int, tuple[Category, str]]
+
+
+class Tag(NamedTuple):
+    """Where the program was: in ``module``, or in backward, which ``line`` of it had called."""
+
+    step: int
+    phase: Phase
+    module: str = ""
+    line: str = ""
+    recomputing: bool = False
+
+    def written(self) -> str:
+        """Return the text that is attached to the allocator's entries."""
+        again = "again" if self.recomputing else ""
+        return _BETWEEN.join((str(self.step), self.phase.value, self.module, self.line, again))
+
+    @classmethod
+    def read(cls, text: str) -> "Tag":
+        """Read what `written` wrote."""
+        step, phase, module, line, again = text.split(_BETWEEN)
+        return cls(int(step), _PHASES[phase], module, line, bool(again))
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One block of the allocator, from a request to its end; ``nbytes`` were asked for."""
+
+    address: int
+    nbytes: int
+    tag: Tag
+    frames: list[dict[str, Any]]
+    category: Category | None = None
+    name: str = ""
+    number: int = -1  # in the kept log
+
+    @property
+    def kind(self) -> Category:
+        """What it is for, as far as is known yet."""
+        if self.category is not None:
+            return self.category
+        if self.tag.phase is Phase.SETUP:
+            return Category.UNATTRIBUTED
+        computed = self.tag.recomputing or self.tag.phase in (Phase.FORWARD, Phase.OTHER)
+        return Category.ACTIVATIONS if computed else Category.TEMPORARY
+
+    @property
+    def line(self) -> str:
+        """``file:line`` of the innermost code outside PyTorch; backward's, where that called."""
+        return _line(self.frames, TORCH) or self.tag.line
+
+    @property
+    def users_line(self) -> str:
+        """``file:line`` of the innermost code outside Python's and installed libraries."""
+        return _line(self.frames, LIBRARIES) or self.tag.line
+
+
+def _line(frames: Iterable[Mapping[str, Any]], skipped: tuple[str, ...]) -> str:
+    for frame in frames:
+        file = frame["filename"]
+        if file and not file.startswith(skipped) and _COMPILED not in file:
+            return f"{file}:{frame['line']}"
+    return ""
+
+
+class Moment(NamedTuple):
+    """When something was: bytes then, and where the program was."""
+
+    nbytes: int
+    tag: Tag
+
+
+_START = Moment(0, Tag(0, Phase.SETUP))
+
+
+class Mark(NamedTuple):
+    """What lay at which addresses after so many calls of the allocator."""
+
+    calls: int
+    addresses: Addresses
+
+
+class FailedEntry(NamedTuple):
+    """A request that the GPU could not serve, the stack that made it, innermost first, and how
+    many events were kept before."""
+
+    nbytes: int
+    tag: Tag
+    frames: list[dict[str, Any]]
+    event: int
+
+
+@dataclass
+class History:
+    """What one GPU's allocator did so far.
+
+    Attributes:
+        live: blocks that hold memory now, by address.
+        calls: how many blocks were taken and given back.
+        peak, peak_blocks: the most bytes asked for at once, when, and the blocks that held them.
+        reserved_peak: the same of the allocator's segments.
+        failures: the requests that failed.
+        step_ends: indices of the kept events at which training steps ended.
+        grown: what the steps so far leave behind, one step's of it; see `_growth`.
+        recomputes: whether the program checkpoints activations itself.
+    """
+
+    live: dict[int, Block] = field(default_factory=dict)
+    calls: int = 0
+    held_bytes: int = 0
+    reserved_bytes: int = 0
+    peak: Moment = _START
+    peak_blocks: list[Block] = field(default_factory=list)
+    reserved_peak: Moment = _START
+    failures: list[FailedEntry] = field(default_factory=list)
+    step_ends: list[int] = field(default_factory=list)
+    grown: list[Block] = field(default_factory=list)
+    recomputes: bool = False
+    _keeps: bool = True
+    _kept: list[Block] = field(default_factory=list)
+    _events: list[tuple[int, int, Phase, int]] = field(default_factory=list)  # as in `Event`
+
+    def read(self, entries: Sequence[Entry], step: int, marks: Sequence[Mark] = ()) -> None:
+        """Take the allocator's next entries, recorded during training step number ``step``, and
+        classify the blocks that lived at each of ``marks``, which are in order."""
+        waiting = list(reversed(marks))
+        # Autograd's own threads have no tag until a module's gradient passes through them.
+        tags = {"": Tag(step, Phase.BACKWARD)}
+        highest = self._highest(entries)
+        failed = any(entry["action"] == "oom" for entry in entries)
+        self._keeps = step <= KEPT_STEPS or highest >= 0 or failed
+        if self._keeps:
+            for block in self.live.values():
+                if block.number < 0:  # made in a step that was not kept
+                    self._log(block, block.nbytes, Phase.OTHER)
+        for index, entry in enumerate(entries):
+            text = entry["user_metadata"]
+            tag = tags.get(text)
+            if tag is None:
+                tag = tags[text] = Tag.read(text)
+            action, nbytes = entry["action"], entry["size"]
+            if action in ("alloc", "free_completed"):
+                while waiting and waiting[-1].calls <= self.calls:
+                    self.classify(waiting.pop().addresses)
+                self.calls += 1
+            if action == "alloc":
+                self.recomputes = self.recomputes or tag.recomputing
+                block = Block(entry["addr"], nbytes, tag, entry.get("frames", []))
+                self.live[block.address] = block
+                self.held_bytes += nbytes
+                self._log(block, nbytes, tag.phase, entry["stream"])
+                if index == highest:
+                    self.peak = Moment(self.held_bytes, tag)
+                    self.peak_blocks = list(self.live.values())
+            elif action == "free_completed" and entry["addr"] in self.live:
+                self._free(self.live.pop(entry["addr"]), tag)
+            elif action in ("segment_alloc", "segment_map"):
+                self.reserved_bytes += nbytes
+                if self.reserved_bytes > self.reserved_peak.nbytes:
+                    self.reserved_peak = Moment(self.reserved_bytes, tag)
+            elif action in ("segment_free", "segment_unmap"):
+                self.reserved_bytes -= nbytes
+            elif action == "oom":
+                frames = entry.get("frames", [])
+                self.failures.append(FailedEntry(nbytes, tag, frames, len(self._events)))
+        for mark in reversed(waiting):
+            self.classify(mark.addresses)
+
+    def _highest(self, entries: Sequence[Entry]) -> int:
+        """Return the index of the entry that takes more than was ever held; -1: there is none."""
+        held, most, highest = self.held_bytes, self.peak.nbytes, -1
+        for index, entry in enumerate(entries):
+            if entry["action"] == "alloc":
+                held += entry["size"]
+                if held > most:
+                    most, highest = held, index
+            elif entry["action"] == "free_completed":
+                held -= entry["size"]
+        return highest
+
+    def _log(self, block: Block, change_bytes: int, phase: Phase, stream: int = 0) -> None:
+        keeps = self._keeps and change_bytes > 0 and len(self._events) < MOST_EVENTS
+        if keeps:
+            block.number = len(self._kept)
+            self._kept.append(block)
+        if block.number >= 0:
+            self._events.append((block.number, change_bytes, phase, stream))
+
+    def _free(self, block: Block, tag: Tag) -> None:
+        self.held_bytes -= block.nbytes
+        self._log(block, -block.nbytes, tag.phase)
+        if block.category is None:
+            same = tag[:2] == block.tag[:2] and tag.recomputing == block.tag.recomputing
+            block.category = Category.TEMPORARY if same else block.kind
+
+    def classify(self, addresses: Addresses) -> None:
+        """Take the live blocks at ``addresses`` as what is said of them, with a name each."""
+        for address, (category, name) in addresses.items():
+            block = self.live.get(address)
+            if block is not None:
+                block.category, block.name = category, name
+
+    def end_step(self) -> None:
+        """Note that a training step has ended, and what lives on: the end of the program, or of the
+        function that trains, frees it."""
+        self.step_ends.append(len(self._events))
+        self.grown = self._growth()
+
+    def _growth(self) -> list[Block]:
+        """Return what training steps leave behind, each after the first: blocks that nobody knows,
+        made by one line of one module in at least three steps on end and still there."""
+        left: dict[tuple[str, str], dict[int, list[Block]]] = defaultdict(lambda: defaultdict(list))
+        for block in self.live.values():
+            if block.category is None and block.tag.step > 1:
+                left[block.tag.module, block.line][block.tag.step].append(block)
+        grown = []
+        for by_step in left.values():
+            if len(by_step) > 2 and len(by_step) == max(by_step) - min(by_step) + 1:
+                grown += by_step[min(by_step) + 1]
+        return grown
+
+    def peak_with(self, share: Callable[[Block], float]) -> int:
+        """Return the most bytes held at once, had each block only ``share`` of its bytes."""
+        held = most = 0.0
+        shares = [share(block) for block in self._kept]
+        for number, change_bytes, *_ in self._events:
+            held += change_bytes * shares[number]
+            most = max(most, held)
+        return int(most)
+
+    def timeline(self, stop: int | None = None) -> Timeline:
+        """Return the kept events, of which the one numbered ``stop`` failed, as a line to draw."""
+        storages = tuple(
+            Storage(block.nbytes, block.kind, "", "", "", "", block.tag.phase, (), "")
+            for block in self._kept
+        )
+        events = tuple(map(Event._make, self._events[:stop]))
+        inside = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+        busy = [i for i, event in enumerate(events) if event.phase in inside]
+        last = busy[-1] if busy and stop is None else len(events)
+        starts = (busy[0], *(end for end in self.step_ends if end <= last)) if busy else ()
+        return Trace("", storages, events, starts).timeline().thinned()

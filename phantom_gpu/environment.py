@@ -1,0 +1,108 @@
+"""Start processes on a phantom GPU.
+
+`environment` gives the variables of a process whose CUDA calls are answered by the stub libraries.
+Python calls `begin` there as soon as torch is imported; ``startup/sitecustomize.py`` sees to that.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpumem.hardware import catalogue
+from gpumem.hardware.catalogue import Gpu
+from gpumem.inputs import KIB, PHANTOM_VARIABLE, WATCH_VARIABLE, InputError
+from phantom_gpu.build_stubs import find_wheel, stub_libraries
+
+MOST_GPUS = 16
+STARTUP = Path(__file__).parent / "startup"
+#: Shared memory that a block may have, by compute capability: NVIDIA's CUDA C++ Programming Guide,
+#: "Technical Specifications per Compute Capability".
+SHARED_KIB = {
+    (7, 0): 96,
+    (7, 5): 64,
+    (8, 0): 163,
+    (8, 6): 99,
+    (8, 9): 99,
+    (9, 0): 227,
+    (10, 0): 227,
+    (12, 0): 99,
+}
+
+
+def environment(
+    gpu: Gpu, count: int = 1, *, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment of a process that finds ``count`` GPUs like ``gpu``.
+
+    Args:
+        gpu: of the catalogue, made by NVIDIA.
+        count: how many, 1 to 16.
+        base: the environment to extend; by default this process's.
+
+    Raises:
+        InputError: the GPU is not NVIDIA's, the count is out of range, this interpreter's torch is
+            no CUDA build, or the libraries cannot be built.
+    """
+    if gpu.compute_capability is None:
+        raise InputError(f"{gpu.name} has no CUDA; a phantom GPU is one of NVIDIA's")
+    if not 1 <= count <= MOST_GPUS:
+        raise InputError(f"a phantom machine has 1 to {MOST_GPUS} GPUs, not {count}")
+    libraries = stub_libraries(find_wheel())
+    base = dict(os.environ if base is None else base)
+    fields = (  # read in this order by native/cuda.cpp
+        gpu.name,
+        *gpu.compute_capability,
+        gpu.multiprocessors,
+        SHARED_KIB[gpu.compute_capability] * KIB,
+        gpu.usable_bytes,
+        gpu.context_bytes,
+        count,
+    )
+    preload = [*map(str, libraries), *base.get("LD_PRELOAD", "").split(":")]
+    paths = [str(STARTUP), *base.get("PYTHONPATH", "").split(os.pathsep)]
+    return base | {
+        PHANTOM_VARIABLE: ";".join(map(str, fields)),
+        "LD_PRELOAD": ":".join(filter(None, preload)),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "TRITON_LIBCUDA_PATH": str(libraries[0].parent),
+    }
+
+
+def environment_of(named: str) -> dict[str, str]:
+    """Return `environment` of the GPU ``named``: ``"a100-80gb"``, or ``"h100x4"`` for four."""
+    several = re.fullmatch(r"(.+)x(\d{1,3})", named)
+    name, count = (several[1], int(several[2])) if several else (named, 1)
+    return environment(catalogue.gpu(name), count)
+
+
+def restart_on(named: str) -> None:
+    """Replace this process by the same command on the GPU ``named``, unless it runs on one."""
+    if PHANTOM_VARIABLE not in os.environ:
+        command = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, command, environment_of(named))
+
+
+def begin(torch: Any) -> None:
+    """Make this process's torch ready for the phantom GPU: follow values, avoid cuDNN."""
+    from phantom_gpu.known_values import KnownValues
+
+    # cuDNN hands out plans that no stub can imitate; PyTorch's own kernels take its place, also
+    # where `sdpa_kernel` allows cuDNN's attention among others.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch._C._set_sdp_use_cudnn = lambda enabled: None
+    torch.backends.cudnn.enabled = False
+    known = KnownValues()
+    known.__enter__()
+    known.print_what_is_known()
+    known.look_away_from(torch.nn.functional, "scaled_dot_product_attention")
+    if orders := os.environ.get(WATCH_VARIABLE):
+        from phantom_gpu.watch_script import Orders, Watch
+
+        watch = Watch(Orders(**json.loads(orders)))
+        known.on_unknown = watch.read_unknown
+        known.on_operator = watch.counted.count
+        watch.begin()

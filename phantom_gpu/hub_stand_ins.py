@@ -1,0 +1,127 @@
+"""What a script on a phantom GPU gets where the Hugging Face hub, or its cache, has nothing for it.
+
+- A model's ``config.json`` comes from gpumem's own table, with a sentence that says so.
+- A tokenizer is stood in for by one of the same vocabulary's size; see `tokenizer_stand_in`.
+- A data set cannot be stood in for: the error says what to do.
+
+Limits: only what transformers and datasets look for themselves. Both are changed once the script
+has imported them, and only for `labkit phantom`.
+"""
+
+import functools
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from gpumem.files import write_atomic
+from gpumem.inputs import WATCH_VARIABLE
+from phantom_gpu.report_records import STOOD_IN
+
+CONNECT_SECONDS = 3.0
+_SAID: set[str] = set()
+
+
+def say(about: str, sentence: str) -> None:
+    """Print the first sentence about a model or tokenizer, and of several ranks on the first."""
+    if about not in _SAID and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"labkit: {sentence}", file=sys.stderr)
+    _SAID.add(about)
+
+
+def is_hub_id(name: Any) -> bool:
+    """Return whether ``name`` means a repository of the hub, and no file or folder here."""
+    return isinstance(name, str) and name.count("/") < 2 and not os.path.exists(name)
+
+
+def after_constants(module: Any) -> None:
+    """Take the hub as unreachable if it does not answer: its client would try for minutes."""
+    if module.HF_HUB_OFFLINE or getproxies():
+        return
+    address = urlsplit(module.ENDPOINT)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname, port), CONNECT_SECONDS).close()
+    except OSError:
+        module.HF_HUB_OFFLINE = True
+
+
+def after_files(module: Any) -> None:
+    """Have transformers find in labkit's table the ``config.json`` that it cannot get elsewhere."""
+    plain = module.cached_files
+
+    @functools.wraps(plain)
+    def cached_files(path_or_repo_id, filenames, **options):
+        name = path_or_repo_id
+        try:
+            return plain(name, filenames, **options)
+        except OSError as error:
+            if not is_hub_id(name) or list(filenames) != ["config.json"]:
+                raise
+            from gpumem.models.catalogue import hub_config
+
+            config = hub_config(name)
+            if config is None:
+                raise OSError(
+                    f"{name} is not on this machine, and labkit's table has no such model: name a "
+                    "folder with its config.json instead, or fetch that file into the hub's cache "
+                    f"with `hf download {name} config.json`"
+                ) from error
+        say(
+            name,
+            f"{name} is not on this machine: its architecture is that of labkit's table, its "
+            "weights are zeros",
+        )
+        path = Path(json.loads(os.environ[WATCH_VARIABLE])["folder"], "hub", name, "config.json")
+        write_atomic(path, json.dumps(config))
+        return [str(path)]
+
+    module.cached_files = cached_files
+
+
+def after_tokenizers(module: Any) -> None:
+    """Have transformers' tokenizers stood in for where none of their files is here.
+
+    transformers itself goes on with an empty vocabulary for some models, without a word.
+    """
+    plain = module.PreTrainedTokenizerBase._from_pretrained.__func__
+
+    @functools.wraps(plain)
+    def from_files(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **options):
+        name = pretrained_model_name_or_path
+        if any(resolved_vocab_files.values()) or not cls.vocab_files_names:
+            return plain(cls, resolved_vocab_files, name, *args, **options)
+        from phantom_gpu.tokenizer_stand_in import stand_in
+
+        tokenizer = stand_in(name, **options)
+        say(
+            f"the tokenizer of {name}",
+            f"the tokenizer of {name} is not on this machine: another one stands in for it, which "
+            "makes up to a quarter more tokens of English or code",
+        )
+        STOOD_IN.append(name)
+        return tokenizer
+
+    module.PreTrainedTokenizerBase._from_pretrained = classmethod(from_files)
+
+
+def after_datasets(module: Any) -> None:
+    """Have datasets say what to do where it cannot reach the hub."""
+    plain = module.dataset_module_factory
+
+    @functools.wraps(plain)
+    def factory(path, *args, **options):
+        try:
+            return plain(path, *args, **options)
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"the data set {path} is not on this machine and the hub cannot be reached: load "
+                "files that are here, or rows made up in the script, as only their number and "
+                "lengths matter"
+            ) from error
+
+    module.dataset_module_factory = factory

@@ -1,0 +1,459 @@
+"""Follow the values of small tensors on a GPU that computes nothing.
+
+Programs read small tensors to decide what to do: is the mask all true, how many tokens are there,
+at which places. `KnownValues` keeps a copy on the CPU, the twin, of each small whole-number or
+boolean tensor, and of floating-point tensors of a few elements. It does every operation on known
+inputs a second time on the twins, and answers from them. What is computed from unknown values,
+losses for example, is unknown, and reads as zero. Small results of unknown values are those of
+zeros, so that a program which decides by them goes one way: the largest logit is the first, and
+losses and gradients are finite.
+
+Limits: twins belong to whole storages, so that views and writes through them agree. What a thread
+that Python code starts itself does is not followed.
+"""
+
+import ctypes
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from gpumem.gradient_sums import as_without_mode
+
+MOST_ELEMENTS = 1 << 20
+MOST_FLOATS = 16
+#: An operation on more unknown values than this is not done on zeros: its result is taken as zeros.
+MOST_ZEROS = 1 << 20
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+aten = torch.ops.aten
+#: Programs redirect `torch.empty`: ``with torch.device("cuda")``, DeepSpeed's `zero.Init`.
+_new = aten.empty.memory_format
+#: Shapes of their results depend on values, so the result is made from the twin's.
+SHAPED_BY_VALUES = {
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.bincount.default,
+    aten.repeat_interleave.Tensor,
+    aten.index.Tensor,
+}
+#: They take masks, of which they ask the GPU for the places.
+TAKE_MASKS = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+#: They write all of their first argument and read nothing of it.
+OVERWRITES = {
+    aten.copy_.default,
+    aten.zero_.default,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+}
+#: They leave memory as it is, which reads as zeros.
+UNINITIALIZED = {
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
+#: They give a tensor another storage, whose values stay as they are.
+SETS_STORAGE = {getattr(aten.set_, name) for name in aten.set_.overloads()}
+#: Operands of PyTorch's attention, as they may be named.
+ATTENDED = ("query", "key", "value")
+#: Of a loss scaler: divides gradients, and notes in its second argument if one is not finite.
+CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
+
+
+class KnownValues(TorchDispatchMode):
+    """Follow small tensors while it is active; see the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._twins: dict[int, tuple[StorageWeakRef, torch.UntypedStorage, bool]] = {}
+        self._purge_at = 1024
+        self._written: dict[Any, tuple[int, ...]] = {}  # by operator: positions of what it writes
+        self._broadcasts: Counter[str] = Counter()  # by process group
+        #: Called with a tensor whose unknown values the program reads.
+        self.on_unknown: Callable[[torch.Tensor], None] = lambda tensor: None
+        #: Called with each operator that has run, its arguments and what it returned.
+        self.on_operator: Callable[[Any, tuple, dict, Any], None] = lambda *call: None
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: otherwise Dynamo compiles nothing while a mode is active."""
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        func = as_without_mode(func, args)
+        out = self._run(func, args, kwargs)
+        self.on_operator(func, args, kwargs, out)
+        return out
+
+    def _run(self, func, args, kwargs):
+        if func is aten._local_scalar_dense.default:
+            twin = self.twin(args[0])
+            if twin is None or self._assumed(args[0]):
+                self.on_unknown(args[0])
+            return func(args[0] if twin is None else twin)
+        if func in SETS_STORAGE:
+            return func(*args, **kwargs)
+        if func.overloadpacket in UNINITIALIZED:
+            return self._empty(func(*args, **kwargs))
+        if func.namespace == "c10d":
+            return self._collective(func, args, kwargs)
+        if func is aten.lift_fresh.default:
+            return self._lifted(func(*args))
+        tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        if not any(tensor.is_cuda for tensor in tensors):
+            out = func(*args, **kwargs)
+            if tensors:
+                return self._moved(func, args, kwargs, out)
+            return self._factory(func, args, kwargs, out)
+        if func in OVERWRITES:
+            self._begin(args[0])
+        if func in TAKE_MASKS:
+            args = self._places(args)
+            tensors = list(_tensors(args))
+        known = all(map(_followed, tensors)) and all(self.twin(t) is not None for t in tensors)
+        if not known or torch.Tag.nondeterministic_seeded in func.tags:
+            out = func(*args, **kwargs)
+            if func is CHECKS_GRADIENTS:
+                return self._checked(args[1])
+            self._forget(func, args, kwargs)
+            # What goes to pinned memory is offloaded, to come back unread.
+            to_host = isinstance(out, torch.Tensor) and not out.is_cuda and out.numel()
+            if to_host and not out.is_pinned():
+                self.on_unknown(out)
+            elif not isinstance(out, torch.Tensor) or _followed(out):
+                self._assume(func, args, kwargs, out)
+            return out
+        assumed = any(map(self._assumed, tensors))
+        if func in SHAPED_BY_VALUES:
+            values = self._on_twins(func, args, kwargs)
+            device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+            return tree_map(lambda value: self._made(value, device, assumed), values)
+        out = func(*args, **kwargs)
+        self._follow(func, args, kwargs, out, assumed)
+        return out
+
+    def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the CPU's tensor with the values of ``tensor``; None if they are unknown."""
+        if not tensor.is_cuda:
+            return tensor
+        if type(tensor) not in PLAIN:
+            return None
+        storage = tensor.untyped_storage()
+        _, twin, _ = self._twins.get(storage._cdata, (None, None, False))
+        if twin is None or twin.nbytes() != storage.nbytes():  # resized since
+            return None
+        return _view(twin, tensor)
+
+    def _assumed(self, tensor: torch.Tensor) -> bool:
+        """Return whether what is known of ``tensor`` goes back to unknown values read as zeros."""
+        if not tensor.is_cuda or type(tensor) not in PLAIN:
+            return False
+        return self._twins.get(tensor.untyped_storage()._cdata, (None, None, False))[2]
+
+    def print_what_is_known(self) -> None:
+        """Make tensors of the GPU print their known values, and say so where they are unknown:
+        printing switches dispatch modes off and would show zeros."""
+        plain = torch.Tensor.__repr__
+
+        def shown(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+            if tensor.is_cuda and type(tensor) in PLAIN and tensor_contents is None:
+                twin = self.twin(tensor.detach())
+                tensor_contents = "values unknown on a phantom GPU"
+                if twin is not None and not self._assumed(tensor):
+                    tensor_contents = torch._tensor_str._tensor_str(twin, len("tensor("))
+            return plain(tensor, tensor_contents=tensor_contents)
+
+        torch.Tensor.__repr__ = shown
+
+    def look_away_from(self, module: Any, name: str) -> None:
+        """Replace a function by one whose operators are not followed; its results are unknown.
+
+        PyTorch's plain attention adds its mask to a copy of the scores where a mode looks on.
+        """
+        function = getattr(module, name)
+
+        @functools.wraps(function)
+        def unfollowed(*args: Any, **options: Any) -> Any:
+            alone = not torch.compiler.is_compiling()
+            if alone and _get_current_dispatch_mode_stack() == [self]:
+                with _disable_current_modes():
+                    out = function(*args, **options)
+                    fused = torch._fused_sdp_choice(*args, **options) != SDPBackend.MATH.value
+                operands = (*args, *(options[n] for n in ATTENDED if n in options))[:3]
+                causal = fused and (options.get("is_causal", False) or args[5:6] == (True,))
+                self.on_operator(
+                    aten._scaled_dot_product_flash_attention.default,
+                    (*operands, 0.0, causal),
+                    {},
+                    out,
+                )
+                return out
+            return function(*args, **options)
+
+        setattr(module, name, unfollowed)
+
+    # --- what becomes known ----------------------------------------------------------------------
+
+    def remember(
+        self, tensor: torch.Tensor, value: torch.Tensor | None = None, assumed: bool = False
+    ) -> None:
+        """Take ``value``, or zeros, as what ``tensor``, and every view of its storage, holds;
+        ``assumed`` if it comes from unknown values."""
+        storage = tensor.untyped_storage()
+        empty = _new([storage.nbytes()], dtype=torch.uint8, device="cpu")
+        twin = empty.zero_().untyped_storage()
+        if value is not None:
+            _view(twin, tensor).copy_(value)
+        if len(self._twins) >= self._purge_at:
+            self._twins = {k: pair for k, pair in self._twins.items() if not pair[0].expired()}
+            self._purge_at = max(1024, 2 * len(self._twins))
+        # The weak reference keeps the key from being used for another storage.
+        self._twins[storage._cdata] = (StorageWeakRef(storage), twin, assumed)
+
+    def _made(self, value: Any, device: torch.device, assumed: bool = False) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = _new(value.shape, dtype=value.dtype, device=device)
+        self.remember(made, value, assumed)
+        return made
+
+    def _begin(self, tensor: torch.Tensor) -> None:
+        """Take a tensor that is about to be overwritten as zeros, if it is all of its storage."""
+        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        if whole and tensor.is_cuda and _followed(tensor) and self.twin(tensor) is None:
+            self.remember(tensor)
+
+    def _empty(self, out: torch.Tensor) -> torch.Tensor:
+        if out.is_cuda and _followed(out):
+            self.remember(out)
+        return out
+
+    def _factory(self, func, args, kwargs, out):
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if not random and isinstance(out, torch.Tensor) and out.is_cuda and _followed(out):
+            self.remember(out, self._on_twins(func, args, kwargs))
+        return out
+
+    def _moved(self, func, args, kwargs, out):
+        """Remember what an operation on tensors of the CPU put on a GPU: a copy, for example."""
+        made = [each for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor)]
+        if any(each.is_cuda and _followed(each) for each in made):
+            self._follow(func, args, kwargs, out)
+        return out
+
+    def _lifted(self, out: torch.Tensor) -> torch.Tensor:
+        """Ask the runtime for values that ``torch.tensor(..., device="cuda")`` copied unseen."""
+        if out.is_cuda and _followed(out) and self.twin(out) is None:
+            data = _last_copy()
+            if len(data) == out.numel() * out.element_size() and data:
+                value = torch.frombuffer(bytearray(data), dtype=out.dtype)
+                self.remember(out, value.reshape(out.shape))
+        return out
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def _on_twins(self, func, args, kwargs, zeros: bool = False) -> Any:
+        """Do an operation on the CPU, with zeros for unknown values if told so."""
+
+        def swap(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                twin = self.twin(value)
+                if twin is None and zeros:
+                    return _new([], dtype=value.dtype, device="cpu").zero_().expand(value.shape)
+                return twin
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
+            return value
+
+        flat, spec = tree_flatten((args, kwargs))
+        twin_args, twin_kwargs = tree_unflatten([swap(value) for value in flat], spec)
+        if twin_kwargs.get("pin_memory"):
+            twin_kwargs["pin_memory"] = False
+        return func(*twin_args, **twin_kwargs)
+
+    def _assume(self, func, args, kwargs, out) -> None:
+        """Take small results that come from unknown values as those of zeros."""
+        flat = tree_flatten(out)[0]
+        if func.namespace != "aten":  # libraries' own operators take their time on the CPU
+            return
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if not any(isinstance(made, torch.Tensor) and _counts(made, random) for made in flat):
+            return
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        values: list[Any] = [None] * len(flat)
+        everywhere = func.overloadpacket is aten.all  # as in `torch.isfinite(gradient).all()`
+        few = sum(tensor.numel() for tensor in tensors) <= MOST_ZEROS
+        if few and not random and not everywhere:
+            with suppress(RuntimeError):  # the CPU has no such operator, or zeros will not do
+                values = tree_flatten(self._on_twins(func, args, kwargs, zeros=True))[0]
+        for made, value in zip(flat, values, strict=True):
+            if isinstance(made, torch.Tensor) and _counts(made, random):
+                if value is None or value.shape != made.shape:
+                    value = _new([], dtype=made.dtype, device="cpu").fill_(everywhere)
+                if value.is_floating_point() and value.element_size() > 1:  # 8-bit floats cannot
+                    value = value.nan_to_num(0, 0, 0)
+                self.remember(made, value, assumed=True)
+
+    def _checked(self, found: torch.Tensor) -> None:
+        """Take unknown gradients as finite: what a loss scaler has found stays as it is."""
+        twin = self.twin(found)
+        if twin is not None:
+            self.remember(found, twin.clone(), assumed=True)
+
+    def _follow(self, func, args, kwargs, out, assumed: bool = False) -> None:
+        try:
+            values = self._on_twins(func, args, kwargs)
+        except RuntimeError:  # the CPU has no such operator, or not for this type
+            self._forget(func, args, kwargs)  # so what it wrote to is unknown
+            return
+        for made, value in zip(tree_flatten(out)[0], tree_flatten(values)[0], strict=True):
+            if not isinstance(made, torch.Tensor) or made.shape != value.shape:
+                continue
+            if not made.is_cuda:
+                if made is not value:
+                    made.copy_(value)
+                if assumed:
+                    self.on_unknown(made)
+            elif _followed(made) and self.twin(made) is None:
+                self.remember(made, value, assumed)
+        if assumed:
+            for key in self._written_by(func, args, kwargs) & self._twins.keys():
+                self._twins[key] = (*self._twins[key][:2], True)
+
+    def _forget(self, func, args, kwargs) -> None:
+        """What an operation on unknown values has written to is no longer known."""
+        for key in self._written_by(func, args, kwargs):
+            self._twins.pop(key, None)
+
+    def _written_by(self, func, args, kwargs) -> set[int]:
+        """Return the keys of the twins of what an operation writes to."""
+        names = self._written.get(func)
+        if names is None:
+            arguments = func._schema.arguments
+            names = self._written[func] = tuple(
+                (place, argument.name)
+                for place, argument in enumerate(arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            )
+        values = [args[n] if n < len(args) else kwargs.get(name) for n, name in names]
+        return {
+            tensor.untyped_storage()._cdata
+            for tensor in _tensors(values)
+            if tensor.is_cuda and type(tensor) in PLAIN
+        }
+
+    def _places(self, args) -> tuple:
+        """Replace known masks among the indices by the places that they select."""
+        indices = []
+        for index in args[1]:
+            mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+            twin = self.twin(index) if mask else None
+            if twin is None:
+                indices.append(index)
+            else:
+                indices += [self._made(place, index.device) for place in twin.nonzero().unbind(1)]
+        return (args[0], indices, *args[2:])
+
+    def _collective(self, func, args, kwargs):
+        """Ranks are alike: what the others send is what this one has. A broadcast is done."""
+        out = func(*args, **kwargs)
+        name = func._schema.name
+        if name == "c10d::allgather_":
+            for targets, source in zip(args[0], args[1], strict=True):
+                for target in targets:
+                    self._copied(target, source)
+        elif name == "c10d::_allgather_base_":
+            self._copied(args[0], args[1])
+        elif name == "c10d::broadcast_":
+            for tensor in args[0]:
+                if tensor.is_cuda and _followed(tensor):
+                    self._broadcast(tensor, args[1], root=args[2])
+        elif name != "c10d::barrier":
+            self._forget(func, args, kwargs)
+        return out
+
+    def _broadcast(self, tensor: torch.Tensor, boxed: Any, root: int) -> None:
+        """Hand the root's values to the other ranks, through the group's own store."""
+        world = torch.distributed.distributed_c10d._world
+        group = torch.distributed.ProcessGroup.unbox(boxed)
+        store = world.pg_map[group][1]
+        self._broadcasts[group.group_name] += 1
+        key = f"phantom-{self._broadcasts[group.group_name]}"
+        if group.rank() == root:
+            twin = self.twin(tensor)
+            values = b""
+            if twin is not None:
+                flat = twin.flatten()
+                values = ctypes.string_at(flat.data_ptr(), flat.nbytes)
+            store.set(key, values)
+        elif sent := store.get(key):
+            values = torch.frombuffer(bytearray(sent), dtype=tensor.dtype)
+            self.remember(tensor, values.view(tensor.shape))
+        else:
+            self._twins.pop(tensor.untyped_storage()._cdata, None)
+
+    def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        value = self.twin(source) if _followed(source) else None
+        if value is not None and _followed(target):
+            times = target.numel() // max(1, value.numel())
+            values = value.flatten().repeat(times).view(target.shape)
+            self.remember(target, values, self._assumed(source))
+
+
+def _followed(tensor: torch.Tensor) -> bool:
+    if type(tensor) not in PLAIN:
+        return False
+    small = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() <= (MOST_FLOATS if small else MOST_ELEMENTS)
+
+
+def _counts(tensor: torch.Tensor, random: bool) -> bool:
+    """Return whether a program may decide by this result: not by masks of dropout, nor by parts of
+    what is larger."""
+    if not tensor.is_cuda or not _followed(tensor) or (random and tensor.dtype is torch.bool):
+        return False
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _view(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    empty = _new([0], dtype=like.dtype, device="cpu")
+    return empty.set_(storage, like.storage_offset(), like.shape, like.stride())
+
+
+def _last_copy() -> bytes:
+    """Return the bytes that this thread copied to the GPU last; see native/cuda.cpp."""
+    runtime = ctypes.CDLL(None)
+    first = ctypes.c_void_p()
+    runtime.phantom_last_copy.restype = ctypes.c_size_t
+    size = runtime.phantom_last_copy(ctypes.byref(first))
+    return ctypes.string_at(first, size) if size else b""

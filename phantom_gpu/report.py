@@ -1,0 +1,316 @@
+"""The report about a program on phantom GPUs: does it fit, and what holds the memory.
+
+`FitReport.sections` lists its parts. ``str(report)`` writes them as text, `report_page` as
+HTML. All GPUs are in one table; the rest is about the one that ran out of memory, else the one on
+which the most was reserved.
+"""
+
+import os
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gpumem.hardware.catalogue import Gpu
+from gpumem.hardware.least_seconds import least_seconds
+from gpumem.inputs import MIB, format_bytes, table_lines
+from gpumem.trace import ROUNDING
+from phantom_gpu.report_records import GpuReport, Holder, ProcessReport, StepWork, When
+
+HANG_SECONDS = 120.0
+MOST_ROWS, MOST_OF_ERROR = 12, 600
+ENDED_WELL = ("finished", "stopped")
+MISSING = "-"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a report; what it lacks is empty.
+
+    Attributes:
+        lines: sentences, or lines of code.
+        facts: texts, each by a short name.
+        headings, rows: of a table, whose last column says what a row is about.
+        figure: HTML.
+    """
+
+    title: str
+    lines: Sequence[str] = ()
+    facts: dict[str, str] = field(default_factory=dict)
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    figure: str = ""
+
+    def __str__(self) -> str:
+        lines = [] if self.facts else [f"  {self.title}"]
+        lines += [f"    {line}" for line in self.lines]
+        lines += [f"  {name:<10} {text}" for name, text in self.facts.items()]
+        lines += table_lines(self.headings, self.rows) if self.rows else []
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What a program did on phantom GPUs.
+
+    Attributes:
+        gpu, gpus: which, and how many.
+        budget_bytes: what it may reserve on each.
+        answers: of each process that used a GPU, by rank.
+        folder: where the program ran.
+        returncode: the program's own.
+        hung: the line at which it hung; empty if it did not.
+        interrupted: it was stopped by Ctrl-C.
+    """
+
+    gpu: Gpu
+    gpus: int
+    budget_bytes: int
+    answers: list[ProcessReport]
+    folder: str
+    returncode: int
+    hung: str = ""
+    interrupted: bool = False
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that was reserved on one GPU."""
+        return max((each.peak_reserved_bytes for _, each in self.by_gpu()), default=0)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a process ended for lack of GPU memory."""
+        return any(answer.ended == "out of memory" for answer in self.answers)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None where the program did not get far enough to say."""
+        if self.out_of_memory or self.peak_reserved_bytes > self.budget_bytes:
+            return False
+        well = all(answer.ended in ENDED_WELL for answer in self.answers)
+        return True if self.answers and well and not self.hung and not self.returncode else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy."""
+        return {
+            "fits": self.fits,
+            "gpu": self.gpu.key,
+            "gpus": self.gpus,
+            "budget_bytes": self.budget_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "returncode": self.returncode,
+            "hung": self.hung,
+            "interrupted": self.interrupted,
+            "processes": [asdict(answer) for answer in self.answers],
+        }
+
+    def by_gpu(self) -> list[tuple[ProcessReport, GpuReport]]:
+        """Return each GPU that a process used, with that process."""
+        return [(answer, gpu) for answer in self.answers for gpu in answer.gpus]
+
+    def worst(self) -> tuple[ProcessReport, GpuReport]:
+        """Return the process that ran out of memory, else the one that reserved the most."""
+        return max(
+            self.by_gpu(),
+            key=lambda pair: (pair[0].ended == "out of memory", pair[1].peak_reserved_bytes),
+        )
+
+    def least_seconds(self, answer: ProcessReport) -> float | None:
+        """Return a bound of a step's seconds, as if all ranks were on one server; None where it was
+        not counted, or a process used several GPUs, which may work at the same time."""
+        work = answer.work
+        if work is None or len(answer.gpus) > 1:
+            return None
+        return least_seconds(
+            self.gpu, work.flops, work.moved_bytes, work.crossing_bytes, work.sent_bytes
+        )
+
+    def a_step(self) -> str:
+        """Return what a step computes and moves, and its least seconds; nothing if not counted."""
+        answer = self.worst()[0] if self.by_gpu() else None
+        if answer is None or answer.work is None:
+            return ""
+        return _work(answer.work, self.least_seconds(answer))
+
+    # --- in words -------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.headline(), *map(str, self.sections(MOST_ROWS))])
+
+    def __repr__(self) -> str:
+        return f"<{self.headline()}>"
+
+    def headline(self) -> str:
+        """Return the answer as one sentence."""
+        where = f"a phantom {self.gpu.name}"
+        if self.gpus > 1:
+            where = f"{self.gpus} × {self.gpu.name} (phantom)"
+        room = format_bytes(self.budget_bytes)
+        most = format_bytes(self.peak_reserved_bytes)
+        if self.fits:
+            left = format_bytes(self.budget_bytes - self.peak_reserved_bytes)
+            return f"It fits {where}: {most} of {room} reserved at most, {left} left."
+        if self.out_of_memory:
+            _, gpu = self.worst()
+            asked = format_bytes(gpu.failed.nbytes) if gpu.failed else "more memory"
+            when = gpu.failed.when if gpu.failed else gpu.allocated_at
+            return (
+                f"It does not fit {where}: {when}, it asked for {asked} when "
+                f"{format_bytes(gpu.peak_reserved_bytes)} of {room} were reserved."
+            )
+        if self.fits is False:
+            return f"It does not fit {where}: {most} reserved at most, {room} allowed."
+        return f"No answer for {where}: {self._why_none()}"
+
+    def _why_none(self) -> str:
+        if self.interrupted:
+            return "it was interrupted. So far:"
+        if self.hung:
+            hung = self.line(self.hung)
+            return f"nothing happened for {HANG_SECONDS:.0f} s; it was stopped at {hung}."
+        for answer in self.answers:
+            if answer.error:
+                line = self.line(answer.error_stack[0]) if answer.error_stack else "its end"
+                error = answer.error.replace(f"{self.folder}{os.sep}", "")
+                error = textwrap.shorten(error, MOST_OF_ERROR).rstrip(".")
+                until = " Until then:" if answer.gpus else ""
+                return f"it stopped at {line} with {error}.{until}"
+        if not self.answers:
+            return f"it used no GPU, and ended with exit code {self.returncode}."
+        return f"it ended with exit code {self.returncode}, without a word."
+
+    def line(self, line: str) -> str:
+        """Return ``file:line`` from the folder of installed libraries, or of the program, on."""
+        for folder in ("/site-packages/", "/dist-packages/"):
+            line = line.rpartition(folder)[2]
+        return line.removeprefix(f"{self.folder}{os.sep}")
+
+    def sections(self, most: int | None = None) -> list[Section]:
+        """Return all parts but the headline, with at most ``most`` rows each; without a GPU that
+        was used there are none."""
+        if not self.by_gpu():
+            return []
+        answer, gpu = self.worst()
+        found = [self._every_gpu()] if len(self.by_gpu()) > 1 else []
+        found.append(Section("The run", facts=self._facts(answer, gpu)))
+        if gpu.failed is not None:
+            asked = f"It asked for {format_bytes(gpu.failed.nbytes)}: {gpu.failed.when}."
+            if answer.ended != "out of memory":
+                asked += " The program went on without."
+            stack = map(self.line, gpu.failed.stack[:most])
+            found.append(Section("The request that failed", [asked, "It came from", *stack]))
+        if gpu.holders:
+            found.append(self._holders(gpu, most))
+        if gpu.growth:
+            left = format_bytes(gpu.growth_bytes)
+            lines = [f"After the first, each step leaves {left} behind, most from"]
+            headings = ("bytes", "blocks", "what", "where")
+            rows = [
+                (format_bytes(h.nbytes), f"{h.blocks}", h.category, self._place(h))
+                for h in gpu.growth
+            ]
+            found.append(Section("What steps leave behind", lines, headings=headings, rows=rows))
+        if gpu.changes:
+            lines = ["Each change alone, by the record of this run"]
+            headings = ("saves about", "change")
+            rows = [(format_bytes(change.nbytes), change.what) for change in gpu.changes]
+            title = "What would lower the peak most"
+            found.append(Section(title, lines, headings=headings, rows=rows))
+        if answer.unknown:
+            lines = ["Nothing is computed: these values were read as if all were 0."]
+            headings = ("times", "value", "line")
+            rows = [(f"{u.times}", u.what, self.line(u.line)) for u in answer.unknown[:most]]
+            found.append(Section("Values read as 0", lines, headings=headings, rows=rows))
+        return found
+
+    def _every_gpu(self) -> Section:
+        rows = [
+            (
+                format_bytes(gpu.peak_allocated_bytes),
+                format_bytes(gpu.peak_reserved_bytes),
+                format_bytes(self.budget_bytes - gpu.peak_reserved_bytes),
+                f"{gpu_name(answer, gpu)}: {_end(answer)}, {answer.steps} steps",
+            )
+            for answer, gpu in self.by_gpu()
+        ]
+        headings = ("allocated", "reserved", "left", "process")
+        return Section("Every GPU at its peak", headings=headings, rows=rows)
+
+    def _facts(self, answer: ProcessReport, gpu: GpuReport) -> dict[str, str]:
+        unused = format_bytes(gpu.peak_reserved_bytes - gpu.peak_allocated_bytes)
+        peak = f"{format_bytes(gpu.peak_allocated_bytes)} allocated, {self._when(gpu.allocated_at)}"
+        left = format_bytes(self.budget_bytes - gpu.peak_reserved_bytes)
+        reserved = f"{format_bytes(gpu.peak_reserved_bytes)} at most, {self._when(gpu.reserved_at)}"
+        host = f"{format_bytes(answer.host_bytes)} of memory"
+        if answer.pinned_bytes >= MIB:
+            host += f", {format_bytes(answer.pinned_bytes)} of it pinned"
+        facts = {
+            "Peak": f"{peak}; {unused} more reserved",
+            "Made of": ", ".join(
+                f"{name} {format_bytes(nbytes)}"
+                for name, nbytes in gpu.made_of.items()
+                if nbytes and (name != ROUNDING or nbytes > gpu.peak_allocated_bytes / 100)
+            ),
+            "Steps": f"{answer.steps}",
+            "Ended": _end(answer),
+            "Reserved": f"{reserved}; {left} of {format_bytes(self.budget_bytes)} left",
+            "Host": f"{host}; the GPU's memory takes none of it",
+        }
+        if len(self.by_gpu()) > 1:
+            facts = {"GPU": gpu_name(answer, gpu)} | facts
+        if gpu.retries:
+            times = "once" if gpu.retries == 1 else f"{gpu.retries} times"
+            errors = f", of which {gpu.errors} failed all the same" if gpu.errors else ""
+            facts["Allocator"] = f"gave its cache back {times} for a request{errors}"
+        if a_step := self.a_step():
+            facts["A step"] = a_step
+        if zeros := sorted({name for each in self.answers for name in each.weights_not_read}):
+            facts["Weights"] = f"of {', '.join(zeros)} were not read: they are zeros"
+        if others := sorted({name for each in self.answers for name in each.tokenizers_stood_in}):
+            own = f"not of {', '.join(others)}'s own tokenizer"
+            facts["Tokens"] = f"{own}: texts have other lengths"
+        return facts
+
+    def _holders(self, gpu: GpuReport, most: int | None) -> Section:
+        peak = gpu.peak_allocated_bytes
+        rows = [(h.nbytes, f"{h.blocks}", h.category, self._place(h)) for h in gpu.holders[:most]]
+        rest = peak - sum(nbytes for nbytes, *_ in rows)
+        if rest:
+            rows.append((rest, MISSING, MISSING, "all others, and rounding"))
+        return Section(
+            f"Who holds the {format_bytes(peak)} allocated at the peak",
+            headings=("bytes", "share", "blocks", "what", "where"),
+            rows=[(format_bytes(n), f"{n / peak:.1%}", *others) for n, *others in rows],
+        )
+
+    def _place(self, holder: Holder) -> str:
+        lines = (holder.line, holder.users_line)
+        lines = dict.fromkeys(self.line(each) for each in lines if each)
+        return ", ".join(filter(None, [holder.module, " from ".join(lines)])) or MISSING
+
+    def _when(self, when: When) -> str:
+        return f"{when} ({self.line(when.line)})" if when.line else str(when)
+
+
+def gpu_name(answer: ProcessReport, gpu: GpuReport) -> str:
+    """Name one of several GPUs."""
+    return f"rank {answer.rank}, GPU {gpu.index}"
+
+
+def _end(answer: ProcessReport) -> str:
+    return answer.ended or "without a word"
+
+
+def _work(work: StepWork, seconds: float | None) -> str:
+    text = f"computes {sum(work.flops.values()) / 1e12:.4g} TFLOP, moves {_gb(work.moved_bytes)}"
+    if work.crossing_bytes:
+        text += f", {_gb(work.crossing_bytes)} more over the link to the host"
+    if work.sent_bytes:
+        text += f", sends {_gb(work.sent_bytes)} to other ranks"
+    if seconds is None:
+        return text
+    return f"{text}: at least {seconds:.3g} s, by the GPU's peak rates"
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.4g} GB"

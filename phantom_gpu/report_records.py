@@ -1,0 +1,175 @@
+"""What one process on a phantom GPU has to report: what held its memory, and how it ended.
+
+`watch_script` makes it in the process, `labkit phantom` reads, judges and prints it there
+where no PyTorch is loaded.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpumem.trace import Timeline
+
+#: Names of models, in this process: whose weights were not read, and whose tokenizers were stood
+#: in for.
+NOT_READ: list[str] = []
+STOOD_IN: list[str] = []
+
+
+@dataclass(frozen=True)
+class When:
+    """Training step (0: before the first, or outside any), phase, module and line of code."""
+
+    step: int
+    phase: str
+    module: str
+    line: str
+
+    def __str__(self) -> str:
+        step = f"step {self.step}, {self.phase}" if self.step else str(self.phase)
+        return step + (f", in {self.module}" if self.module else "")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Blocks of one category, made in one module (its numbers as ``*``) and line of code.
+
+    ``line`` is the innermost outside PyTorch, ``users_line`` the innermost of the user's own code.
+    """
+
+    nbytes: int
+    blocks: int
+    category: str
+    module: str
+    line: str
+    users_line: str
+
+
+@dataclass(frozen=True)
+class FailedRequest:
+    """A request that the GPU could not serve; ``stack`` are the user's own lines of code, the
+    innermost first."""
+
+    nbytes: int
+    when: When
+    stack: list[str]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would lower the allocated peak, and by about how much."""
+
+    what: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DrawnRecord:
+    """What `phantom_gpu.report_page` draws.
+
+    Attributes:
+        timeline: of the events kept, thinned; it ends where memory ran out.
+        segments: as ``torch.cuda.memory_snapshot()`` has them, neighbouring blocks put together.
+        segments_at: the moment of these.
+    """
+
+    timeline: Timeline
+    segments: list[dict[str, Any]]
+    segments_at: str
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """What one GPU held.
+
+    Attributes:
+        capacity_bytes: what the driver leaves PyTorch.
+        peak_allocated_bytes, peak_reserved_bytes: PyTorch's own ``memory_stats``.
+        allocated_at, reserved_at: when these were reached.
+        made_of: ``peak_allocated_bytes`` by category.
+        holders: who held the most of it.
+        retries: failed requests that succeeded once the cache was given back.
+        errors: out-of-memory errors raised, ``failed`` the last of them.
+        changes: what would help the most.
+        growth_bytes: what each further step leaves behind, ``growth`` who does.
+        record: what was asked for with ``Orders.record``, at the process's end.
+    """
+
+    index: int
+    name: str
+    capacity_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    allocated_at: When
+    reserved_at: When
+    made_of: dict[str, int]
+    holders: list[Holder]
+    retries: int
+    errors: int
+    failed: FailedRequest | None
+    growth_bytes: int
+    growth: list[Holder]
+    changes: list[Change]
+    record: DrawnRecord | None = None
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What an optimizer step computes and moves: the average of all steps but the first.
+
+    Attributes:
+        flops: operations by the precision of their operands: "fp32", "fp16", "bf16", "other".
+        moved_bytes: read and written by operators, each by itself.
+        crossing_bytes: copied between the computer's memory and the GPU.
+        sent_bytes: to other ranks.
+    """
+
+    flops: dict[str, int]
+    moved_bytes: int
+    crossing_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
+class UnknownValue:
+    """A value that nobody computed and that the program read, as zero."""
+
+    line: str
+    what: str
+    times: int
+
+
+@dataclass(frozen=True)
+class ProcessReport:
+    """What is known of one process.
+
+    Attributes:
+        script: its command line.
+        rank: of a distributed job, else 0.
+        ended: ``"finished"``, ``"stopped"`` after the steps asked for, ``"out of memory"``,
+            ``"failed"`` by another error, ``"interrupted"``; empty where it ended without a word.
+        error, error_stack: the error's text, and lines of code as for a `FailedRequest`.
+        steps: optimizer steps taken.
+        gpus: those that held anything.
+        unknown: values read that nobody computed, the most often read first.
+        host_bytes: the most memory that the process held, on the phantom.
+        pinned_bytes: the most page-locked memory.
+        work: of a step; None where fewer than two were taken.
+        versions: of PyTorch and CUDA.
+        weights_not_read: models that transformers loaded as zeros.
+        tokenizers_stood_in: models whose tokenizer is another one.
+    """
+
+    script: str
+    rank: int
+    ended: str
+    error: str
+    error_stack: list[str]
+    steps: int
+    gpus: list[GpuReport] = field(default_factory=list)
+    unknown: list[UnknownValue] = field(default_factory=list)
+    host_bytes: int = 0
+    pinned_bytes: int = 0
+    work: StepWork | None = None
+    versions: str = ""
+    weights_not_read: list[str] = field(default_factory=list)
+    tokenizers_stood_in: list[str] = field(default_factory=list)

@@ -1,0 +1,199 @@
+"""Run a program, unmodified, on phantom GPUs, and say whether it fits and where its memory goes.
+
+    report = run_program([sys.executable, "train.py"], gpu="h100")
+    print(report)
+
+Every process of the program that uses a GPU watches itself (`watch_script`) and writes an
+answer; here they are gathered and judged.
+
+Limits: collectives return at once, so ranks wait for each other only where Python makes them. A
+process that is killed leaves the answer of its last second but one.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpumem.hardware import catalogue
+from gpumem.inputs import WATCH_VARIABLE, InputError, format_bytes
+from gpumem.processes import END_SECONDS, descendants, end_group
+from gpumem.temporary_folder import TemporaryFolder
+from phantom_gpu.environment import environment
+from phantom_gpu.report import HANG_SECONDS, FitReport
+from phantom_gpu.report_records import ProcessReport
+
+POLL_SECONDS, PROGRESS_SECONDS = 0.5, 10.0
+BUSY_SHARE = 0.1  # a process that waits still uses a little: threads that look after others
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    gpu: str,
+    gpus: int = 1,
+    steps: int = 0,
+    budget_bytes: int | None = None,
+    expandable_segments: bool = False,
+    snapshot: str | Path = "",
+    record: bool = False,
+    report: Callable[[str], None] = lambda sentence: None,
+    **popen: Any,
+) -> FitReport:
+    """Run ``command`` on phantom GPUs and return what it did.
+
+    Args:
+        command: the program and its arguments; Python is found where this one lies.
+        gpu: a GPU of the catalogue.
+        gpus: how many of them, 1 to 16.
+        steps: end each process after so many optimizer steps; 0: the program ends by itself.
+        budget_bytes: what may be reserved on each GPU; None: all that the driver leaves.
+        expandable_segments: have the allocator use them.
+        snapshot: a file for PyTorch's own memory snapshot of the last process that ends.
+        record: have the answers hold what `phantom_gpu.report_page` draws.
+        report: called now and then with a sentence about how far it is.
+        popen: more options of `subprocess.Popen`.
+
+    Raises:
+        InputError: no such GPU, or no phantom can be made of it here; the program cannot be
+            started.
+    """
+    card = catalogue.gpu(gpu)
+    if budget_bytes is not None and not 0 < budget_bytes <= card.usable_bytes:
+        room = format_bytes(card.usable_bytes)
+        raise InputError(f"the budget must be more than nothing and at most {card.name}'s {room}")
+    started_in = str(Path(popen.get("cwd", ".")).resolve())  # the program may remove it
+    with TemporaryFolder() as folder:
+        variables = environment(card, gpus)
+        here = str(Path(sys.executable).parent)
+        variables["PATH"] = os.pathsep.join([here, variables.get("PATH", os.defpath)])
+        snapshot = str(Path(snapshot).resolve()) if snapshot else ""
+        orders = {"folder": str(folder), "steps": steps, "snapshot": snapshot, "record": record}
+        variables[WATCH_VARIABLE] = json.dumps(orders)
+        variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if expandable_segments:
+            variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        try:
+            process = subprocess.Popen(list(command), env=variables, **popen)
+        except OSError as error:
+            raise InputError(f"cannot start {command[0]}: {error.strerror}") from None
+        hung, interrupted = _wait(process, folder, report)
+        return FitReport(
+            gpu=card,
+            gpus=gpus,
+            budget_bytes=budget_bytes or card.budget_bytes,
+            answers=read_answers(folder),
+            folder=started_in,
+            returncode=process.returncode,
+            hung=hung,
+            interrupted=interrupted,
+        )
+
+
+def read_answers(folder: Path) -> list[ProcessReport]:
+    """Return the answers that processes have written into ``folder``, by rank.
+
+    They are pickled: the program is the user's own, and runs with all the rights that we have.
+    """
+    answers = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.answer"))]
+    used = [answer for answer in answers if answer.gpus]  # a launcher, for one, uses none
+    return sorted(used or [a for a in answers if a.error], key=lambda answer: answer.rank)
+
+
+def _wait(
+    process: subprocess.Popen, folder: Path, report: Callable[[str], None]
+) -> tuple[str, bool]:
+    """Wait for the program; return the line at which it hung, and whether Ctrl-C stopped it."""
+    interrupted = False
+    while True:
+        try:
+            return _line_of_end(process, folder, report), interrupted
+        except KeyboardInterrupt:  # the program has got it, too, and ends with its answer
+            if interrupted:
+                _end(process)
+            interrupted = True
+        except BaseException:  # SIGTERM, for one: the program ends with us
+            _end(process)
+            raise
+
+
+def _line_of_end(process: subprocess.Popen, folder: Path, report: Callable[[str], None]) -> str:
+    """Wait for the program, end it if it hangs; return the line at which it hung."""
+    said, spoken_at = "", time.monotonic()
+    worked, worked_at, looked_at = 0.0, time.monotonic(), time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+            return ""
+        now = time.monotonic()
+        if now - spoken_at > PROGRESS_SECONDS:
+            spoken_at = now
+            if (sentence := _progress(folder)) not in ("", said):
+                said = sentence
+                with contextlib.suppress(OSError):  # nobody may be listening any more
+                    report(sentence)
+        seconds = _cpu_seconds(process)
+        if seconds - worked > BUSY_SHARE * (now - looked_at):
+            worked_at = now
+        worked, looked_at = seconds, now
+        if now - worked_at > HANG_SECONDS:
+            line = _line_of_hang(process, folder)
+            _end(process)
+            return line
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End the program: ask first, so that it ends what it started, then kill what is left."""
+    known = descendants(process)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    end_group(process, known)
+
+
+def _progress(folder: Path) -> str:
+    answers = read_answers(folder)
+    if not answers:
+        return ""
+    steps = max(answer.steps for answer in answers)
+    most = max((g.peak_reserved_bytes for answer in answers for g in answer.gpus), default=0)
+    return f"{steps} steps, {format_bytes(most)} reserved at most"
+
+
+def _cpu_seconds(process: subprocess.Popen) -> float:
+    """Return the processor time that the program and all it started have used."""
+    import psutil
+
+    total = 0.0
+    try:
+        everyone = {*descendants(process), psutil.Process(process.pid)}
+    except psutil.Error:  # it has just ended
+        return total
+    for each in everyone:
+        with contextlib.suppress(psutil.Error):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _line_of_hang(process: subprocess.Popen, folder: Path) -> str:
+    """Return the line of code that a process of the program says that it is at."""
+    alive = {process.pid, *(each.pid for each in descendants(process))}
+    for file in sorted(folder.glob("*.stack")):
+        if int(file.stem) not in alive:
+            continue
+        with contextlib.suppress(OSError):  # it has just ended
+            os.kill(int(file.stem), signal.SIGUSR1)
+        time.sleep(POLL_SECONDS)
+        found = re.search(r'File "(.+)", line (\d+)', file.read_text(errors="replace"))
+        if found:
+            return f"{found[1]}:{found[2]}"
+    return "an unknown line"

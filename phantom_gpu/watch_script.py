@@ -1,0 +1,555 @@
+"""Watch a program on a phantom GPU from inside: its steps, its phases, and where its bytes go.
+
+`Watch` runs in the program's own process. It tells PyTorch's allocator at every module and phase
+what is running, reads what the allocator recorded, and keeps a `ProcessReport` in a file up to
+date. The program is not changed: hooks look on, no operator is intercepted, and no byte is
+allocated.
+
+Limits: modules and phases are those of the thread that trains. Code that ``torch.compile`` made
+counts as its caller. Of a backward pass, what one module computes is seen where its output's
+gradient arrives.
+"""
+
+import atexit
+import faulthandler
+import gc
+import inspect
+import os
+import pickle
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from multiprocessing.util import Finalize
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from gpumem.costs import plain_tensors, tensors_in, with_scales
+from gpumem.fake_cuda.refusals import LIBRARIES
+from gpumem.files import write_atomic
+from gpumem.inputs import KIB
+from gpumem.trace import ROUNDING, Category, Phase
+from phantom_gpu.allocator_history import TORCH, Addresses, Block, History, Mark, Tag
+from phantom_gpu.report_records import (
+    NOT_READ,
+    STOOD_IN,
+    Change,
+    DrawnRecord,
+    FailedRequest,
+    GpuReport,
+    Holder,
+    ProcessReport,
+    UnknownValue,
+    When,
+)
+from phantom_gpu.step_costs import Counted
+from phantom_gpu.suggestions import changes
+
+WRITE_SECONDS = 2.0
+MOST_HOLDERS = 40
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_memory = torch.cuda.memory
+_RECORD = _memory._record_memory_history
+#: PyTorch 2.10 records what nobody reads.
+_SKIPS = "skip_actions" in inspect.signature(_RECORD).parameters
+_UNREAD = {"skip_actions": ["free_requested"]} if _SKIPS else {}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_set_metadata = torch._C._cuda_setMemoryMetadata
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the program's parent asks for.
+
+    ``folder`` is where each process writes its answer, ``steps`` how many optimizer steps end the
+    program (0: it ends by itself), ``snapshot`` a file for PyTorch's own record of the last GPU,
+    ``record`` whether each `GpuReport` has one.
+    """
+
+    folder: str
+    steps: int = 0
+    snapshot: str = ""
+    record: bool = False
+
+
+class Watch:
+    """See the module. One for each process, from `begin` to the process's end."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders, self.keeps_record = orders, bool(orders.snapshot)
+        self.steps, self.counted = 0, Counted()
+        self.phase, self.backward_line = Phase.SETUP, ""
+        self.histories: dict[int, History] = {}
+        self.peak_stats: dict[int, Counter[str]] = {}
+        self.unknown: Counter[tuple[str, str]] = Counter()
+        self.ended, self.error, self.error_stack = "", "", []
+        self._modules: list[str] = []
+        self._names: dict[int, tuple[weakref.ref, str]] = {}  # of modules, by identity
+        self._optimizers: weakref.WeakSet = weakref.WeakSet()
+        self._marks: dict[int, list[Mark]] = defaultdict(list)
+        self._stepped_in_backward = False
+        self._segments: tuple[str, list[dict[str, Any]]] = ("", [])  # at the moment named
+        self._written_at = 0.0
+        self._entries_read = Counter[int]()  # entries of each GPU's record that were read
+        self._pid, self._rank = os.getpid(), int(os.environ.get("RANK", "0"))
+
+    def begin(self) -> None:
+        """Watch from now on; what CUDA needs is done when the program first uses it."""
+        register_module_forward_pre_hook(self._before_forward)
+        register_module_forward_hook(self._after_forward, always_call=True)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        run_backward = torch.autograd.graph._engine_run_backward
+        for module in (torch.autograd, torch.autograd.graph):
+            module._engine_run_backward = partial(self._backward, run_backward)
+        stack = open(Path(self.orders.folder, f"{os.getpid()}.stack"), "w")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR1, file=stack)  # where it hangs, if the parent asks
+        atexit.register(self.finish)
+        os._exit = partial(self._leave, os._exit)
+        torch.cuda._lazy_call(self._on_cuda)
+
+    def _on_cuda(self) -> None:
+        self._record()
+        _memory._record_memory_history = self._recorded_by_user
+        torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
+        # A program that resets its peaks, or records a history of its own, does not reset ours.
+        reset = torch._C._cuda_resetPeakMemoryStats
+
+        def after_reading(device: int) -> None:
+            self._look(device)
+            reset(device)
+
+        torch._C._cuda_resetPeakMemoryStats = after_reading
+        self._say()
+        Finalize(None, self.finish, exitpriority=0)  # in children that multiprocessing started
+
+    def _record(self) -> None:
+        """Begin PyTorch's record, or begin it anew."""
+        options = {} if self.keeps_record else _UNREAD
+        _RECORD("all", "alloc", "python", clear_history=not self.keeps_record, **options)
+
+    def _recorded_by_user(self, *_: Any, **__: Any) -> None:
+        self.keeps_record = True  # the program wants to read it
+
+    # --- where the program is -----------------------------------------------------------------
+
+    def _say(self) -> None:
+        """Tell the allocator what this thread does now."""
+        path = self._modules[-1] if self._modules else ""
+        if torch._C._current_graph_task_id() == -1:
+            line = self.backward_line if self.phase is Phase.BACKWARD else ""
+            tag = Tag(self._step, self.phase, path, line)
+        else:
+            tag = Tag(self._step, Phase.BACKWARD, path, self.backward_line, bool(path))
+        _set_metadata(tag.written())
+
+    @property
+    def _step(self) -> int:
+        return 0 if self.phase is Phase.SETUP else self.steps + 1
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._say()
+
+    def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._modules.append(self._path(module))
+        self._enter(Phase.FORWARD)
+
+    def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        path = self._path(module)
+        while self._modules and self._modules.pop() != path:  # errors may have skipped some
+            pass
+        for tensor in tensors_in(output):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(partial(self._gradient_of, path))
+        self._say()
+        if not self._modules and not torch.is_grad_enabled():
+            self._look_now_and_then()
+
+    def _gradient_of(self, path: str, _: torch.Tensor) -> None:
+        """Note, on autograd's own thread, that a module's backward begins."""
+        _set_metadata(Tag(self._step, Phase.BACKWARD, path, self.backward_line).written())
+
+    def _path(self, module: torch.nn.Module) -> str:
+        known, path = self._names.get(id(module), (None, ""))
+        if known is not None and known() is module:
+            return path
+        if not self._modules:
+            for name, child in module.named_modules():
+                self._names[id(child)] = weakref.ref(child), name
+        else:  # not in the tree of its caller
+            self._names[id(module)] = weakref.ref(module), type(module).__name__
+        return self._names[id(module)][1]
+
+    def _backward(self, run: Any, *arguments: Any, **options: Any) -> Any:
+        self.backward_line = line_of(sys._getframe(1))
+        self._enter(Phase.BACKWARD)
+        for root in tensors_in(list(arguments[:1])):
+            if not root.is_leaf:
+                root.register_hook(partial(self._gradient_of, ""))
+        try:
+            return run(*arguments, **options)
+        finally:
+            self._enter(Phase.OTHER)
+            if self._stepped_in_backward:
+                self._stepped_in_backward = False
+                self._end_step()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._optimizers.add(optimizer)
+        self._mark(_gradients(optimizer))
+        if torch._C._current_graph_task_id() == -1:
+            self._enter(Phase.OPTIMIZER)
+
+    def _mark(self, addresses: Addresses) -> None:
+        for device in range(torch.cuda.device_count()):
+            counted = _memory.memory_stats_as_nested_dict(device)["active"]["all"]
+            calls = counted["allocated"] + counted["freed"]
+            self._marks[device].append(Mark(calls, addresses))
+
+    def _after_step(self, *_: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            self._stepped_in_backward = True
+            return
+        self.look(f"after the update of step {self.steps + 1}")
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self.steps += 1
+        self.counted.end_step()
+        for history in self.histories.values():
+            history.end_step()
+        self._enter(Phase.OTHER)
+        if time.monotonic() - self._written_at > WRITE_SECONDS:
+            self._write()
+        if self.steps == self.orders.steps:
+            self.ended = "stopped"
+            raise SystemExit(0)
+
+    def read_unknown(self, tensor: torch.Tensor) -> None:
+        """Note that the program read a value that nobody computed."""
+        what = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        self.unknown[line_of(sys._getframe(1)), what] += 1
+
+    # --- what the allocator did ---------------------------------------------------------------
+
+    def _look_now_and_then(self) -> None:
+        if time.monotonic() - self._written_at > WRITE_SECONDS:
+            self.look()
+            self._write()
+
+    def look(self, moment: str = "") -> None:
+        """Read what every GPU's allocator recorded since the last look, and whose blocks live; keep
+        the segments of a moment that has a name."""
+        if not torch.cuda.is_initialized():
+            return
+        collects = gc.isenabled()
+        gc.disable()  # thousands of new records would have it walk through all of them
+        try:
+            self._read_record(moment)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _read_record(self, moment: str) -> None:
+        snapshot = _memory._snapshot()
+        record = snapshot["device_traces"]
+        if self.orders.record and moment:
+            self._segments = moment, snapshot["segments"]
+        if not self.keeps_record:
+            self._record()
+        addresses = self._addresses()
+        for device, entries in enumerate(record):
+            if not entries and device not in self.histories:
+                continue
+            history = self.histories.setdefault(device, History())
+            marks = self._marks.pop(device, [])
+            history.read(entries[self._entries_read[device] :], self.steps + 1, marks)
+            history.classify(addresses)
+            self._entries_read[device] = len(entries) if self.keeps_record else 0
+            self._look(device)
+
+    def _look(self, device: int) -> None:
+        """Keep the highest of the allocator's own counters, which a program may reset."""
+        found = torch.cuda.memory_stats(device)
+        kept = self.peak_stats.setdefault(device, Counter())
+        for name, value in found.items():
+            kept[name] = max(kept[name], value)
+
+    def _addresses(self) -> Addresses:
+        """Return where weights, buffers, gradients and states of optimizers lie now."""
+        found: Addresses = {}
+        for module, path in self._named_modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    _note(found, parameter, f"{path}.{name}")
+            for name, buffer in module._buffers.items():
+                for address in _addresses_of([buffer]):
+                    found.setdefault(address, (Category.BUFFERS, f"{path}.{name}"))
+        for optimizer in self._optimizers:
+            _note_all(found, optimizer)
+        return found
+
+    def _named_modules(self) -> list[tuple[torch.nn.Module, str]]:
+        known = [(reference(), path) for reference, path in self._names.values()]
+        found = [(module, path) for module, path in known if module is not None]
+        return found or [pair[::-1] for model in _models() for pair in model.named_modules()]
+
+    def _out_of_memory(self, device: int, *_: Any) -> None:
+        self.look("at the out-of-memory error")
+        self._write()
+
+    # --- the answer ----------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Write the last answer; called as the process ends."""
+        if os.getpid() != self._pid:
+            return
+        self.look("" if self._segments[1] else "at the end")
+        self._note_error()
+        if self.orders.snapshot and self.histories:
+            _memory._dump_snapshot(self.orders.snapshot)
+        self.ended = self.ended or "finished"
+        self._write()
+
+    def _leave(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
+        """Write the last answer of a program that skips what Python does as it ends."""
+        try:
+            if status and os.getpid() == self._pid:
+                self.ended, self.error = "failed", f"the program left by os._exit({status})"
+            self.finish()
+        finally:
+            leave(status)
+
+    def _note_error(self) -> None:
+        error = getattr(sys, "last_value", None)
+        if error is None:
+            return
+        self.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        if isinstance(error, torch.OutOfMemoryError):
+            self.ended = "out of memory"
+        self.error = "".join(traceback.format_exception_only(error)).strip()[:4000]
+        stack = reversed(traceback.extract_tb(error.__traceback__))
+        self.error_stack = users_lines([f"{frame.filename}:{frame.lineno}" for frame in stack])
+
+    def answer(self) -> ProcessReport:
+        """Return what is known now."""
+        return ProcessReport(
+            script=" ".join(sys.argv)[:1000],
+            rank=self._rank,
+            ended=self.ended,
+            error=self.error,
+            error_stack=self.error_stack,
+            steps=self.steps,
+            gpus=[
+                _gpu_report(
+                    device,
+                    history,
+                    self.peak_stats[device],
+                    self._changes(history),
+                    self._drawn(device, history),
+                )
+                for device, history in self.histories.items()
+            ],
+            unknown=[
+                UnknownValue(line, what, times)
+                for (line, what), times in self.unknown.most_common(20)
+            ],
+            host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
+            pinned_bytes=_pinned_bytes(),
+            work=self.counted.per_step(self.steps),
+            versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}",
+            weights_not_read=list(dict.fromkeys(NOT_READ)),
+            tokenizers_stood_in=list(dict.fromkeys(STOOD_IN)),
+        )
+
+    def _changes(self, history: History) -> list[Change]:
+        """Return what would lower the peak, once the program has ended: it takes its time."""
+        return changes(history, list(self._optimizers)) if self.ended else []
+
+    def _drawn(self, device: int, history: History) -> DrawnRecord | None:
+        if not (self.orders.record and self.ended):
+            return None
+        failed = self.ended == "out of memory" and history.failures
+        timeline = history.timeline(history.failures[-1].event if failed else None)
+        moment, segments = self._segments
+        return DrawnRecord(timeline, [_drawn(s) for s in segments if s["device"] == device], moment)
+
+    def _write(self) -> None:
+        self._written_at = time.monotonic()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._rank = torch.distributed.get_rank()  # not every launcher sets the variable
+        if self.histories or self.ended:
+            path = Path(self.orders.folder, f"{os.getpid()}.answer")
+            write_atomic(path, pickle.dumps(self.answer()))
+
+
+def _gpu_report(
+    device: int,
+    history: History,
+    stats: Mapping[str, int],
+    advised: list[Change],
+    record: DrawnRecord | None,
+) -> GpuReport:
+    """Return what is known of a GPU of this process.
+
+    Args:
+        device: its index.
+        history: what its allocator did.
+        stats: the highest values of ``torch.cuda.memory_stats``.
+        advised: what would lower the peak.
+        record: what a page draws.
+    """
+    allocated = stats["allocated_bytes.all.peak"]
+    made_of: dict[str, int] = defaultdict(int)
+    for block in history.peak_blocks:
+        made_of[block.kind] += block.nbytes
+    made_of = {str(c): made_of[c] for c in Category if made_of.get(c)}
+    made_of[ROUNDING] = allocated - sum(made_of.values())
+    grown = history.grown
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    failed = None
+    if history.failures:
+        request = history.failures[-1]
+        stack = users_lines([f"{f['filename']}:{f['line']}" for f in request.frames])
+        failed = FailedRequest(request.nbytes, _when(request.tag), stack)
+    return GpuReport(
+        index=device,
+        name=torch.cuda.get_device_name(device),
+        capacity_bytes=free_bytes + torch.cuda.memory_reserved(device),
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=stats["reserved_bytes.all.peak"],
+        allocated_at=_when(history.peak.tag),
+        reserved_at=_when(history.reserved_peak.tag),
+        made_of=made_of,
+        holders=_holders(history.peak_blocks),
+        retries=stats["num_alloc_retries"],
+        errors=stats["num_ooms"],
+        failed=failed,
+        growth_bytes=sum(block.nbytes for block in grown),
+        growth=_holders(grown)[:3],
+        changes=advised,
+        record=record,
+    )
+
+
+def _drawn(segment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a map of segments draws."""
+    blocks = []
+    for state, group in groupby(segment["blocks"], key=lambda block: block["state"]):
+        blocks.append({"size": sum(block["size"] for block in group), "state": state})
+    names = ("stream", "segment_type", "is_expandable")
+    return {name: segment[name] for name in names} | {"blocks": blocks}
+
+
+def _holders(blocks: Iterable[Block]) -> list[Holder]:
+    """Return who holds ``blocks``, the largest first."""
+    grouped: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    lines: dict[int, tuple[str, str]] = {}  # of stacks that several blocks share
+    for block in blocks:
+        where = lines.get(id(block.frames)) or (block.line, block.users_line)
+        lines[id(block.frames)] = where
+        module = block.name.rpartition(".")[0] or block.tag.module
+        grouped[(str(block.kind), _NUMBER.sub("*", module), *where)].append(block.nbytes)
+    found = [Holder(sum(sizes), len(sizes), *group) for group, sizes in grouped.items()]
+    return sorted(found, key=lambda holder: -holder.nbytes)[:MOST_HOLDERS]
+
+
+def _when(tag: Tag) -> When:
+    return When(tag.step, str(tag.phase), tag.module, tag.line)
+
+
+def users_lines(stack: list[str]) -> list[str]:
+    """Return the lines of code of a stack that are the user's own; where none is, the libraries'
+    outside PyTorch."""
+    for skipped in (LIBRARIES, TORCH):
+        found = [line for line in stack if not line.startswith(skipped)]
+        if found:
+            return found
+    return stack
+
+
+def _note(found: Addresses, parameter: torch.Tensor, name: str) -> None:
+    for address in _addresses_of(with_scales(parameter)):
+        found.setdefault(address, (Category.WEIGHTS, name))
+    if parameter.grad is not None:
+        for address in _addresses_of([parameter.grad]):
+            found.setdefault(address, (Category.GRADIENTS, name))
+
+
+def _note_all(found: Addresses, optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _note(found, parameter, "")
+    for address in _addresses_of(tensors_in(list(optimizer.state.values()))):
+        found.setdefault(address, (Category.OPTIMIZER, ""))
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> Addresses:
+    found: Addresses = {}
+    for group in optimizer.param_groups:
+        gradients = [p.grad for p in group["params"] if p.grad is not None]
+        found |= dict.fromkeys(_addresses_of(gradients), (Category.GRADIENTS, ""))
+    return found
+
+
+def _addresses_of(tensors: Iterable[Any]) -> Iterator[int]:
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        for part in [tensor] if type(tensor) in _PLAIN else plain_tensors(tensor):
+            real = part.is_cuda and not isinstance(part, FakeTensor)
+            if real and part.layout is torch.strided:
+                yield part.untyped_storage().data_ptr()
+
+
+def _models() -> list[torch.nn.Module]:
+    """Return the outermost modules of a program whose models have not run yet."""
+    # `isinstance` would ask objects that stand for others, and warn, what they are.
+    objects = gc.get_objects()
+    modules = [found for found in objects if issubclass(type(found), torch.nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _pinned_bytes() -> int:
+    if not torch.cuda.is_initialized():
+        return 0
+    return torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return ``file:line`` of the innermost of the user's own code, else of any outside PyTorch."""
+    outside = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(LIBRARIES):
+            return f"{file}:{frame.f_lineno}"
+        if not outside and not file.startswith(TORCH):
+            outside = f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return outside

@@ -15,12 +15,8 @@ and the libraries that module needs, when it is first used: `labkit doctor` must
 cannot be imported.
 """
 
-from importlib.metadata import version
-
 import gpumem
 from gpumem.lazy import public_names
-
-__version__ = version("gpu-memory-lab")
 
 #: The public names by group and by the module that defines them.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {

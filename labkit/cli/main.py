@@ -12,13 +12,14 @@ take this process's place, for this machine only, with a token.
 import argparse
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import NoReturn
 
 import gpumem.cli
-import labkit
 import phantom_gpu.cli
 from gpumem.cli import add_recipe_options, recipe_fields
 from gpumem.files import RUN_FOLDER
@@ -27,6 +28,7 @@ from gpumem.processes import ends_in_order
 from labkit.cli import record
 from labkit.cli.course import announce, finish
 
+DISTRIBUTION = "gpu-memory-lab"
 COPY, FIRST = "gpu-memory-lab", "00_start_here.ipynb"
 
 
@@ -57,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return options.action(options)
     except InputError as error:
         sentence = str(error)
+    except ModuleNotFoundError as error:
+        extra = extra_with(error.name or "")
+        if extra is None:  # no extra brings it: a fault of ours
+            raise
+        sentence = f"{error.name} is missing: pip install 'gpu-memory-lab[{extra}]'"
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         sentence = f"{error.strerror or error}{where}. What was finished is kept."
@@ -67,8 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
+def extra_with(module: str) -> str | None:
+    """Return the extra of the distribution that brings ``module``, or None if none does."""
+    from packaging.requirements import Requirement
+
+    name = module.partition(".")[0].replace("_", "-").lower()
+    for requirement in map(Requirement, requires(DISTRIBUTION) or []):
+        extra = re.search(r"extra == .(\w+)", str(requirement.marker))
+        if requirement.name == name and extra:
+            return extra[1]
+    return None
+
+
 def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction:
-    parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
+    parser.add_argument("--version", action="version", version=f"labkit {version(DISTRIBUTION)}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     doctor = commands.add_parser("doctor", help="say what is wrong with this machine's set-up")

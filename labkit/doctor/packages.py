@@ -37,12 +37,10 @@ print("all work")
 
 def check_python() -> list[Finding]:
     """Return which Python and which labkit these are."""
-    import labkit
-
-    version = ".".join(map(str, sys.version_info[:3]))
+    python = ".".join(map(str, sys.version_info[:3]))
     return [
-        Finding("ok", "python", f"{version} ({sys.executable})"),
-        Finding("ok", "labkit", f"{labkit.__version__} ({SOURCE})"),
+        Finding("ok", "python", f"{python} ({sys.executable})"),
+        Finding("ok", "labkit", f"{importlib.metadata.version(DISTRIBUTION)} ({SOURCE})"),
     ]
 
 

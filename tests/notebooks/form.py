@@ -65,7 +65,7 @@ import importlib.util
 if importlib.util.find_spec("labkit") is None:
     stays = "torch|torchvision|torchaudio|numpy|pandas|ipython|ipykernel|ipywidgets"
     %pip list --format=freeze | grep -E "^({{stays}})==" > stays.txt
-    %pip install -q -c stays.txt "gpu-memory-lab @ git+https://github.com/{repository}"
+    %pip install -q -c stays.txt "gpu-memory-lab[course] @ git+https://github.com/{repository}"
 
 import torch
 

@@ -1,33 +1,19 @@
-"""`labkit phantom` on a plain PyTorch script needs PyTorch and three small packages."""
+"""In an environment with PyTorch and two small packages alone, a plain script gets its answer."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+import venv
+from importlib.metadata import distribution
+from pathlib import Path
 
 import pytest
 
-NEEDED = {"filelock", "psutil", "torch"}
-#: What PyTorch itself imports, and does not start without.
-OF_TORCH = {"mpmath", "sympy", "torchgen", "typing_extensions"}
-#: Hides every other package, from the command and the script, and notes those that are loaded.
-HIDES = """
-import os, sys
-from importlib.machinery import PathFinder
-
-ALLOWED = set(os.environ["ALLOWED"].split()) | set(sys.stdlib_module_names) | {"labkit"}
-
-class Allowed:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        package = name.partition(".")[0]
-        if package not in ALLOWED and not package.startswith("_"):
-            return None
-        if package not in sys.stdlib_module_names:
-            print(package, file=open(os.environ["LOADED"], "a"))
-        return PathFinder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Allowed if finder is PathFinder else finder for finder in sys.meta_path]
-"""
+NEEDED = ("filelock", "psutil", "torch")
+#: What PyTorch itself imports, and does not start without; ``nvidia`` holds CUDA's runtime.
+OF_TORCH = ("mpmath", "sympy", "torchgen", "typing_extensions", "nvidia")
+OURS = ("gpumem", "labkit", "phantom_gpu")
 SCRIPT = """
 import torch
 layer = torch.nn.Linear(64, 64, device="cuda")
@@ -39,6 +25,21 @@ for _ in range(3):
 """
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Return the Python of an environment that holds these packages and no others."""
+    folder = tmp_path_factory.mktemp("alone")
+    venv.create(folder, with_pip=False)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for name in (*NEEDED, *OF_TORCH, *OURS):
+        found = importlib.util.find_spec(name)
+        place = Path([*(found.submodule_search_locations or []), found.origin][0])
+        (packages / place.name).symlink_to(place)
+    about = Path(distribution("gpu-memory-lab")._path)  # what pip writes of our packages
+    (packages / about.name).symlink_to(about)
+    return folder / "bin" / "python"
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
@@ -46,24 +47,30 @@ for _ in range(3):
         (("--html", "x.html"), 2, "which is missing: pip install"),
     ],
 )
-def test_a_plain_script_needs_no_other_package(tmp_path, options, code, said):
+def test_a_plain_script_needs_no_other_package(python, tmp_path, options, code, said):
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "sitecustomize.py").write_text(HIDES)
-    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    environment = {
-        "LD_PRELOAD": "",
-        "PYTHONPATH": paths,
-        "ALLOWED": " ".join(NEEDED | OF_TORCH),
-        "LOADED": str(tmp_path / "loaded"),
-    }
+    own = {"LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"}  # of the phantom that runs this test
     done = subprocess.run(
-        [sys.executable, "-m", "labkit", "phantom", *options, "train.py"],
+        [python, "-P", "-m", "labkit", "phantom", *options, "train.py"],
         cwd=tmp_path,
-        env=os.environ | environment,
+        env={name: value for name, value in os.environ.items() if name not in own},
         capture_output=True,
         text=True,
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
-    if not code:
-        assert set((tmp_path / "loaded").read_text().split()) >= NEEDED
+
+
+def test_gpumem_and_an_estimate_load_nothing_of_jupyter(tmp_path):
+    """Nor what only lessons or certain recipes need."""
+    unwanted = (
+        "IPython ipywidgets jupyter_client jupyter_core matplotlib nbformat papermill pandas "
+        "datasets peft gguf bitsandbytes"
+    )
+    text = (
+        "import sys, gpumem; gpumem.simulate, gpumem.track, gpumem.advise\n"
+        "from labkit.cli.main import main\n"
+        "main(['estimate', 'SmolLM2-135M', '--gpu', 't4'])\n"
+        f"assert not set({unwanted.split()}) & set(sys.modules), sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True)

@@ -1,13 +1,13 @@
 """The command line: exit codes and sentences. Executing lessons is tested in test_runner."""
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from lesson_files import write_lesson
 
-import labkit
 from gpumem.hardware import this_machine
 from gpumem.hardware.catalogue import GPUS
 from labkit import doctor
@@ -43,7 +43,7 @@ def test_the_commands_and_the_version(capsys):
     listed = set(re.findall(r"^    ([a-z-]+)\s", printed, re.MULTILINE))
     assert listed >= {"doctor", "run", "report", "record", "cheat-sheet", "models", "gpus"}
     assert listed >= {"estimate", "advise"}
-    assert f"labkit {labkit.__version__}\n" in printed
+    assert f"labkit {version('gpu-memory-lab')}\n" in printed
 
 
 @pytest.mark.parametrize(

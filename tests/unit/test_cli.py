@@ -163,7 +163,7 @@ def recorded(monkeypatch):
 def test_record_refuses_before_it_measures(
     capsys, gpu_machine, recorded, monkeypatch, tmp_path, arguments, words
 ):
-    monkeypatch.setattr(recorder, "PACKAGE", tmp_path / "labkit")  # installed, no checkout
+    monkeypatch.setattr(recorder, "SOURCE", tmp_path)  # installed, no checkout
     assert words in refused(capsys, "record", *arguments)
     assert recorded.made is None
 

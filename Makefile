@@ -94,7 +94,7 @@ test-phantom-all: test-phantom ## The same with all lessons, and a hub with phan
 lint: $(STAMP) ## Lint, check the format of code and notebooks, and the spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell *.md .ci benchmarks binder docs labkit notebooks site workshop
+	$(BIN)/codespell *.md .ci benchmarks binder docs gpumem labkit notebooks phantom_gpu site workshop
 	PYTHONPATH=site $(BIN)/lint-imports --no-cache
 	$(BIN)/labkit record --check
 
@@ -114,7 +114,7 @@ constraints: $(STAMP) ## Lock the versions: make constraints [UPGRADE=--upgrade]
 site: $(MORE) $(EXECUTED) ## Render the executed course as a static site: build/site/index.html
 	$(BIN)/python site/make_site.py
 
-$(EXECUTED): $(STAMP) $(wildcard notebooks/*.ipynb) $(shell find labkit results -name "*.py" -o -name "*.toml" -o -name "*.j2" -o -name "*.json")
+$(EXECUTED): $(STAMP) $(wildcard notebooks/*.ipynb) $(shell find gpumem labkit results -name "*.py" -o -name "*.toml" -o -name "*.j2" -o -name "*.json")
 	$(BIN)/labkit run --out $(@D)
 	@touch $@
 

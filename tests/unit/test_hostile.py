@@ -199,7 +199,10 @@ PICKLES = re.compile(
 )
 
 
-@pytest.mark.parametrize("folder", ["labkit", "notebooks", "benchmarks", "workshop", "site", ".ci"])
+FOLDERS = ("gpumem", "phantom_gpu", "labkit", "notebooks", "benchmarks", "workshop", "site", ".ci")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_no_code_of_others_is_ever_asked_for(folder):
     files = [f for end in ("py", "ipynb", "j2") for f in (ROOT / folder).rglob(f"*.{end}")]
     sources = {f.name: f.read_text(encoding="utf-8") for f in files if ".ipynb_" not in str(f)}
@@ -212,7 +215,9 @@ def test_no_code_of_others_is_ever_asked_for(folder):
         "notebooks": {"19_fsdp.ipynb"},
         # A launcher and its ranks write to a private folder; a script goes on after its own
         # checkpoint.
-        "labkit": {"launch.py", "rank.py", "train_sharded.py.j2"},
+        "gpumem": {"launch.py", "rank.py", "train_sharded.py.j2"},
+        # A script on a phantom GPU leaves its report in a private folder.
+        "phantom_gpu": {"run_script.py"},
     }
     assert unpickling == expected.get(folder, set())
 

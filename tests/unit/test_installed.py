@@ -11,7 +11,9 @@ from installed import ROOT, build, install, run
 from lesson_files import write_lesson
 
 #: Folders of the clone -> where the wheel has them.
-PLACES = {"labkit": "labkit", "notebooks": "labkit/notebooks", "results": "labkit/recorded"}
+PACKAGES = ("gpumem", "phantom_gpu", "labkit")
+PLACES = {name: name for name in PACKAGES}
+PLACES |= {"notebooks": "labkit/notebooks", "results": "labkit/recorded"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def test_the_wheel_has_all_that_runs_and_the_sdist_builds_the_same(wheel, tmp_pa
     for name in run("git", "ls-files", *PLACES, folder=ROOT).splitlines():
         folder, _, rest = name.partition("/")
         assert held[f"{PLACES[folder]}/{rest}"] == (ROOT / name).read_bytes()
-    assert not [name for name in held if not name.startswith(("labkit/", "gpu_memory_lab-"))]
+    assert not [name for name in held if not name.startswith((*PACKAGES, "gpu_memory_lab-"))]
     with tarfile.open(build("sdist", tmp_path / "sdist")) as file:
         file.extractall(tmp_path, filter="data")
     [source] = tmp_path.glob("gpu_memory_lab-*")

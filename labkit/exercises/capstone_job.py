@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 
-from gpumem.files import SOURCE
 from gpumem.hardware import catalogue
 from gpumem.inputs import InputError, format_bytes, read_record
 from gpumem.models.catalogue import model_info, pretrained
@@ -35,6 +34,7 @@ from gpumem.models.text import batches
 from gpumem.temporary_folder import TemporaryFolder
 from labkit.exercises.checks import Correct, NotAttempted
 from labkit.loss_comparison import held_out_loss
+from phantom_gpu.command_line import phantom_python
 from phantom_gpu.report import FitReport
 from phantom_gpu.report_records import ProcessReport
 
@@ -164,12 +164,6 @@ def _phantom(script: Path, job: Job, folder: Path) -> FitReport:
         returncode=found["returncode"],
         hung=found["hung"],
     )
-
-
-def phantom_python() -> str:
-    """Return a Python whose PyTorch is the CUDA build: this one, else that of ``make phantom``."""
-    beside = SOURCE / ".venv-phantom" / "bin" / "python"
-    return str(beside) if not torch.version.cuda and beside.exists() else sys.executable
 
 
 def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from gpumem.inputs import MIB, format_bytes
 from gpumem.out_of_memory import SimulatedOutOfMemory
 from labkit.exercises.checks import NotAttempted, call, expect_number
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 BUDGET_BYTES = 160 * MIB
 
@@ -17,14 +18,7 @@ def returned(segments):
     )
 
 
-def crowd(stays):
-    """Return the segments of 40 tensors of 4 MiB, five in each, when only those in ``stays`` are
-    left."""
-    memory = CachingAllocator()
-    tensors = [memory.allocate(4 * MIB, f"tensor {i}") for i in range(40)]
-    for i in set(range(40)) - set(stays):
-        memory.free(tensors[i])
-    return memory.segments()
+crowd = from_notebook("02", "crowd", globals())
 
 
 def _blocks(segments):
@@ -74,16 +68,7 @@ def check_returned(answer):
     return None
 
 
-def messy(memory):
-    """The program that the notebook shows: it runs out of memory at the last line."""
-    scratch = []
-    for i in range(8):
-        memory.allocate(4 * MIB, f"result {i}")
-        for j in range(4):
-            scratch.append(memory.allocate(4 * MIB, f"scratch {i}.{j}"))
-    for block in scratch:
-        memory.free(block)
-    memory.allocate(24 * MIB, "output")
+messy = from_notebook("02", "messy", globals())
 
 
 def tidy(memory):

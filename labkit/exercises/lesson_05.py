@@ -7,6 +7,7 @@ from gpumem.runs import Run
 from gpumem.trace import Category
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 from labkit.loss_comparison import Losses, losses
 
 MOST_PEAK, MOST_LOSS = 0.8, 0.004  # of FP32's
@@ -37,18 +38,7 @@ def check_change(answer):
     return checks.expect_number(answer, smallest_change(), rel_tolerance=0.01, slips=slips)
 
 
-def forgetful(device, seed=0, width=64, precision="bf16"):
-    torch.manual_seed(seed)
-    shape = SMALL | {"hidden_size": width, "intermediate_size": 3 * width}
-    model = lab.model("SmolLM2-tiny", device=device, dtype=lab.dtype_of(precision), **shape)
-    for ids in lab.batches(device=device, batch_size=2, seq_len=64, seed=seed):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight -= 0.003 * weight.grad
-                weight.grad = None
-        yield loss
+forgetful = from_notebook("05", "forgetful", globals())
 
 
 def frugal(device, seed=0, width=64):

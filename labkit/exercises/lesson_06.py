@@ -2,12 +2,9 @@
 
 from functools import partial
 
-import torch
-from torch.utils.checkpoint import checkpoint
-
-import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 MOST_PEAK, MOST_EXTRA_FLOPS = 0.60, 0.14
 
@@ -35,23 +32,8 @@ def check_price(answer):
     return checks.expect_number(answer, extra_percent(), rel_tolerance=0.005, slips=slips)
 
 
-def checkpoint_block(block):
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def train_blocks(device, choose=None):
-    torch.manual_seed(0)
-    model = lab.model("SmolLM2-tiny", device=device, layers=12, vocab_size=256)
-    if choose is not None:
-        for block in choose(model.model.layers):
-            checkpoint_block(block)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    for ids in lab.batches(device=device, batch_size=4, seq_len=256, steps=2):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+checkpoint_block = from_notebook("06", "checkpoint_block", globals())
+train_blocks = from_notebook("06", "train_blocks", globals())
 
 
 def choose(blocks):

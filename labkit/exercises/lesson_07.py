@@ -5,6 +5,7 @@ import torch
 import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 MOST_PEAK = 0.25
 
@@ -36,23 +37,8 @@ def check_factor(answer):
     return checks.expect_results(answer, factor, jobs, slips=_slips)
 
 
-def ragged(ids):
-    """Labels for rows of growing length: -100 beyond each row's end."""
-    rows, width = ids.shape
-    ends = torch.linspace(2, width, rows, device=ids.device)[:, None]
-    return ids.masked_fill(torch.arange(width, device=ids.device) >= ends, -100)
-
-
-def whole(device, batch_size=64, steps=3):
-    torch.manual_seed(0)
-    model = lab.model("SmolLM2-tiny", device=device, vocab_size=256, layers=2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for ids in lab.batches(device=device, batch_size=batch_size, seq_len=64, steps=steps):
-        loss = model(input_ids=ids, labels=ragged(ids)).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+ragged = from_notebook("07", "ragged", globals())
+whole = from_notebook("07", "whole", globals())
 
 
 def in_pieces(device, batch_size=64, steps=3):

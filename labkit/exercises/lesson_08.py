@@ -10,6 +10,7 @@ import labkit as lab
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 STEP, MOST_TOKENS = 512, 1 << 16
 MOST_PEAK = 0.25
@@ -82,12 +83,7 @@ def check_longest(answer):
     return checks.Correct(f"That is right: {factor:.1f} times the context on the same GPU.")
 
 
-def capped(q, k, v, cap=5.0):
-    """The reference that the notebook shows; shapes [batch, heads, tokens, head size]."""
-    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-    scores = cap * torch.tanh(scores / cap)
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+capped = from_notebook("08", "capped", globals())
 
 
 def thrifty(q, k, v, cap=5.0):

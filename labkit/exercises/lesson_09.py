@@ -13,6 +13,7 @@ from gpumem.inputs import InputError, format_bytes, shown
 from gpumem.trace import Trace
 from gpumem.tracker import track
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 #: The lines of exercise 1, and what to say to whoever judges one of them wrongly.
 LINES = {
@@ -64,26 +65,7 @@ def _letters(answer: Any) -> set[str]:
     raise InputError(f'give letters from A to F, such as "AB", not {shown(answer)}')
 
 
-def leaky(device, records, steps=8):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-
-    def record_norm(module, args, hidden):
-        records["norm"].append(hidden.norm())
-
-    model[1].register_forward_hook(record_norm)
-    for _ in range(steps):
-        x = torch.randn(256, 64, device=device)
-        result = model(x)
-        loss = (result - x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        records["loss"].append(loss)
-        records["row"].append(result[0].detach())
-        records["validation"].append((model(x) - x).square().mean())
-        yield loss
+leaky = from_notebook("09", "leaky", globals())
 
 
 def tight(device, records, steps=8):

@@ -3,13 +3,13 @@
 from functools import partial
 
 import torch
-from torch import nn
 from torch._functorch import config as partitioner
 
 from gpumem.inputs import format_bytes
 from gpumem.measurement import allocator_peak, cpu_record
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 MOST_PEAK, MOST_PRODUCTS = 0.45, 1.12  # of the eager step's
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
@@ -40,44 +40,8 @@ def check_fewer(answer):
     return checks.expect_number(answer, fewer_gib(), rel_tolerance=0.01, unit="GiB", slips=slips)
 
 
-class Block(nn.Module):
-    def __init__(self, width, inner):
-        super().__init__()
-        self.scale = nn.Parameter(0.5 + torch.rand(width))
-        self.to_gate = nn.Linear(width, inner, bias=False)
-        self.to_up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
-
-    def parts(self, x):
-        normed = x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
-        scaled = self.scale * normed
-        gate = self.to_gate(scaled)
-        up = self.to_up(scaled)
-        act = nn.functional.silu(gate)
-        product = act * up
-        names = ("x", "x / rms", "scaled", "gate", "up", "silu(gate)", "product")
-        tensors = (x, normed, scaled, gate, up, act, product)
-        return dict(zip(names, tensors, strict=True))
-
-    def forward(self, x):
-        return x + self.down(self.parts(x)["product"])
-
-
-def train_blocks(device, prepare=None):
-    torch.manual_seed(0)
-    blocks = nn.ModuleList([Block(64, 192) for _ in range(8)]).to(device)
-    optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
-    if prepare is not None:
-        blocks = prepare(blocks)
-    while True:
-        x = torch.randn(2048, 64, device=device, requires_grad=True)
-        for block in blocks:
-            x = block(x)
-        loss = x.square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+Block = from_notebook("11", "Block", globals())
+train_blocks = from_notebook("11", "train_blocks", globals())
 
 
 def frugal(blocks):

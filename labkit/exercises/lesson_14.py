@@ -5,6 +5,7 @@ import torch
 import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 STEPS = 20
 MOST_PEAK = 0.7
@@ -43,17 +44,7 @@ def check_bytes(answer):
     return checks.expect_results(answer, state_bytes, jobs, slips=_slips, rel_tolerance=1e-6)
 
 
-def heavy(device, steps=20):
-    torch.manual_seed(0)
-    shape = {"vocab_size": 256, "layers": 12, "hidden_size": 48, "intermediate_size": 80}
-    model = lab.model("SmolLM2-tiny", device=device, **shape)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for ids in lab.batches(device=device, batch_size=1, seq_len=16, steps=steps):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+heavy = from_notebook("14", "heavy", globals())
 
 
 def light(device, steps=20):

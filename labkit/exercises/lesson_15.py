@@ -8,6 +8,7 @@ from gpumem.models.text import batches
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 GPU, MOST_BYTES = "l4", int(1.75 * GIB)
 LONG = {"batch_size": 8, "seq_len": 512, "dtype": torch.bfloat16}
@@ -42,16 +43,7 @@ def check_adapter_bytes(answer):
     return checks.expect_number(answer, right, rel_tolerance=0.01, unit="bytes", slips=slips)
 
 
-def roomy(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(0)
-    model, tokenizer = pretrained("SmolLM2-135M", device=device, dtype=dtype)
-    config = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model, config)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    rows = {"batch_size": batch_size, "seq_len": seq_len, "tokenizer": tokenizer}
-    yield from checks.train_steps(model, optimizer, batches(device=device, steps=steps, **rows))
+roomy = from_notebook("15", "roomy", globals())
 
 
 def thrifty(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):

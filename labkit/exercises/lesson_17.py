@@ -10,6 +10,7 @@ from gpumem.inputs import format_bytes
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 
 def slowdown(parameters, tokens, flops_per_second, bytes_per_second, hidden):
@@ -62,17 +63,7 @@ MOST_TIME = 2.0
 GPU = "rtx-4090"  # on which it is simulated: any would do, as nothing comes near its memory
 
 
-def roomy(device, blocks=8, steps=2):
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(512, 512, device=device) for _ in range(blocks)]
-    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(steps):
-        loss = model(torch.randn(128, 512, device=device)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+roomy = from_notebook("17", "roomy", globals())
 
 
 def large(device, blocks=24, steps=2):

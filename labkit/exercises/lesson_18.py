@@ -7,6 +7,7 @@ from gpumem.trace import Category
 from labkit.deepspeed.disk import DiskStore
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 
 def tokens_to_hide(weight, gradient, read, write, flops):
@@ -60,18 +61,7 @@ LAYERS, WIDE, NARROW = 12, 2048, 64
 ON_DEVICE, ON_HOST = 3.25, 5.25  # layers' weights; the quarters are for activations
 
 
-def roomy(device, shelf, layers=12, width=64, steps=3):
-    """The training that the notebook shows: the whole tower on the device."""
-    torch.manual_seed(0)
-    linear = [torch.nn.Linear(width, width, bias=False) for _ in range(layers)]
-    tower = torch.nn.Sequential(*linear).to(device)
-    for _ in range(steps):
-        loss = tower(torch.ones(4, width, device=device)).square().mean()
-        loss.backward()
-        for weight in tower.parameters():
-            weight.data -= 0.1 * weight.grad
-            weight.grad = None
-        yield loss
+roomy = from_notebook("18", "roomy", globals())
 
 
 def thrifty(device, shelf, layers=12, width=64, steps=3):

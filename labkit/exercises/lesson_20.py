@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import get_world_size
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils._pytree import tree_map_only
 
 import labkit as lab
@@ -16,6 +14,7 @@ from gpumem.inputs import GIB, MIB, format_bytes, one_of, shown
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.toolbox.pipelines import ORDERS, train_first_stage
 
 SPARE_BYTES = 256 * MIB  # what the notebook says that a pass needs beside the weights
 # (layers, room of GPU 0, room of GPU 1)
@@ -113,43 +112,11 @@ def _too_much(layers: int, rooms: list[int], places: dict[str, int]) -> str | No
 STAGES, TEXTS = 4, 32
 BASELINE_PIECES = 4  # micro-batches of the GPipe whose peak is to be halved
 MOST_IDLE, FEWEST_TEXTS, MOST_PEAK = 0.20, 2, 0.50
-ORDERS = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 
 
 def plan():
     # (4 - 1) / (m + 4 - 1) <= 0.2 from m = 12 on, and 32 / m >= 2 up to m = 16
     return {"order": "1F1B", "pieces": 16}
-
-
-class FirstStage(nn.Module):
-    """The embedding and the first of the eight layers that the notebook cuts in pieces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = 8 // get_world_size()
-        self.model = lab.model("SmolLM2-tiny", layers=layers, vocab_size=256).model
-        self.model.norm = nn.Identity()
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=ids).last_hidden_state
-
-
-def train_first_stage(device, order="GPipe", pieces=16):
-    """The first rank's steps of a pipeline such as the notebook runs."""
-    stage = FirstStage().to(device)
-    ids = torch.empty(TEXTS // pieces, 256, dtype=torch.int64, device="meta")
-    hidden = torch.empty(*ids.shape, 192, device="meta", requires_grad=True)
-    ends = {"input_args": ids, "output_args": hidden}
-    loss_of = nn.functional.mse_loss  # without one there would be no backward
-    schedule = ORDERS[order](
-        PipelineStage(stage, 0, get_world_size(), device, **ends), pieces, loss_of
-    )
-    optimizer = torch.optim.AdamW(stage.parameters())
-    for batch in lab.batches(device=device, batch_size=TEXTS, seq_len=256):
-        schedule.step(batch, return_outputs=False)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield 0.0  # the loss is the last stage's
 
 
 def first_stage(order: str, pieces: int) -> Run:

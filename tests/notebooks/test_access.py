@@ -24,9 +24,8 @@ from labkit.course.check import WIDGET_STATE, check_notebook
 from labkit.course.html_access import NO_ALT, problems, repair
 from labkit.exercises import engine
 from labkit.exercises.lesson_02 import crowd
-from labkit.figures import gantt, lines, number_lines
+from labkit.figures import lines
 from labkit.lesson import claim_cards, notebooks
-from labkit.spans import Span
 
 TEXT_CONTRAST, DRAWN_CONTRAST = 4.5, 3.0
 WHITE = (1.0, 1.0, 1.0, 1.0)
@@ -250,19 +249,6 @@ FIGURES = {
         limit=9,
     ),
     "parts": lambda: bars.stacked_bars({"bar": dict.fromkeys(SEVEN[:6], 1 << 30)}, title="Parts"),
-    "gantt": lambda: gantt.gantt(
-        {
-            "chart": {
-                "GPU 0": [
-                    Span(kind, i, i + 0.8, "text")
-                    for i, kind in enumerate(["forward", "backward", *"abcd"])
-                ]
-            }
-        }
-    ),
-    "levels": lambda: number_lines.number_lines(
-        {name: np.arange(9.0) for name in SEVEN}, values=np.linspace(0, 9, 99)
-    ),
     "segments": lambda: segment_map.segment_map(
         {"scattered": crowd(range(0, 40, 5)), "neighbours": crowd(range(8))}
     ),
@@ -271,7 +257,6 @@ PHASES = timelines.PHASE_COLOURS.values()  # strips with words in them, and pale
 TINTS = [
     *PHASES,
     *(over((*mpl.colors.to_rgb(colour), 0.45), WHITE) for colour in PHASES),
-    gantt.IDLE["facecolor"],
 ]
 
 

@@ -6,15 +6,11 @@ import sys
 from functools import partial
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 from bs4 import BeautifulSoup
 from drawn import HOSTILE, assert_fits, draw, texts, ticks, words
 from fake_runs import TraceBuilder, fake_run, out_of_memory, traced_run, training_trace
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpumem.figures.bars import bars, draw_bars, draw_stacked_bars, stacked_bars
 from gpumem.figures.drawing import COLOURS, HATCHES, RESERVED
@@ -22,10 +18,7 @@ from gpumem.figures.tables import seconds_text
 from gpumem.figures.timelines import PHASE_COLOURS, _stretches, draw_timeline
 from gpumem.inputs import GIB, MIB, InputError, format_bytes
 from gpumem.trace import Category, Phase, Trace
-from labkit.figures.gantt import gantt, idle_share
 from labkit.figures.lines import lines
-from labkit.figures.number_lines import number_lines
-from labkit.spans import Span
 
 CAPACITY = 14 * GIB
 
@@ -71,8 +64,6 @@ def test_hostile_names_are_text():
         draw_bars(t4(HOSTILE, parameters={HOSTILE: HOSTILE}), title=HOSTILE, labels=[HOSTILE]),
         lines({HOSTILE: {1: 2}}, HOSTILE, HOSTILE, **about),
         stacked_bars({HOSTILE: {HOSTILE: 1}}, **about),
-        number_lines({HOSTILE: [1]}, x_label=HOSTILE, **about),
-        gantt({HOSTILE: {HOSTILE: [Span(HOSTILE, 0, 1, HOSTILE)]}}, **about),
     ]
     for figure in figures:
         assert_fits(figure)
@@ -358,135 +349,6 @@ def test_ticks_are_never_written_alike(spread):
     assert len(shown) == len(set(shown)) < 12
 
 
-# --- gantt -------------------------------------------------------------------------------------
-
-
-def gpipe(stages, pieces, forward=1.0, backward=2.0, late=0.0):
-    """What the schedule would be without any cost of sending."""
-    turn = late + (pieces + stages - 1) * forward
-    rows = {}
-    for s in range(stages):
-        spans = []
-        for i in range(pieces):
-            start = late + (s + i) * forward
-            spans.append(Span("forward", start, start + forward, str(i)))
-            start = turn + (stages - 1 - s + i) * backward
-            spans.append(Span("backward", start, start + backward, str(i)))
-        rows[f"stage {s}"] = spans
-    return rows
-
-
-@given(
-    st.integers(1, 6), st.integers(1, 12), st.floats(0.01, 9), st.floats(0.01, 9), st.floats(0, 1e6)
-)
-def test_idle_share_of_gpipe_is_the_formula(stages, pieces, forward, backward, late):
-    rows = gpipe(stages, pieces, forward, backward, late)
-    assert idle_share(rows) == pytest.approx((stages - 1) / (pieces + stages - 1), abs=1e-6)
-
-
-def test_idle_time_by_hand():
-    work = [Span("forward", 0, 4), Span("load", 1, 2), Span("load", 3, 6)]
-    rows = {"a": work, "b": [Span("forward", 8, 10)]}
-    assert idle_share(rows) == pytest.approx(1 - (6 + 2) / 20)  # time covered twice counts once
-    figure = gantt({"": {"a": [Span("forward", 2.0, 3.0)], "b": []}})
-    assert "100% idle" in words(figure)
-    assert cells(figure, 1) == ["b", "0 s", "1 s", "1 s", "100%"]
-
-
-def test_charts_begin_at_zero_and_share_one_scale():
-    charts = {"slow": gpipe(2, 1, late=1e5), "quick": gpipe(2, 4, 0.25, 0.5)}
-    figure = gantt(charts, source="measured")
-    [axes] = figure.axes
-    idle = [patch for patch in axes.patches if patch.get_zorder() == 2]
-    work = [patch for patch in axes.patches if patch.get_zorder() == 3]
-    assert [patch.get_width() for patch in idle] == pytest.approx([6, 6, 3.75, 3.75])
-    assert len(work) == 2 * 2 + 2 * 8
-    assert min(patch.get_x() for patch in work) == 0
-    assert axes.get_xlim() == (0, pytest.approx(6))
-    assert_fits(figure)
-    shown = words(figure)
-    for word in ("slow", "quick", "stage 1", "forward", "backward", "50% idle", "20% idle", "6 s"):
-        assert word in shown
-    assert cells(figure) == ["slow: stage 0", "1 s", "2 s", "3 s", "6 s", "50%"]
-
-
-def test_a_text_is_written_only_where_its_span_has_room():
-    spans = [("forward", 0, 1, "first"), ("forward", 1, 1.001, "second"), ("forward", 2, 9, "last")]
-    shown = words(gantt({"": {"gpu": [Span(*span) for span in spans]}}))
-    assert "first" in shown
-    assert "last" in shown
-    assert "second" not in shown
-
-
-# --- number lines ------------------------------------------------------------------------------
-
-
-def levels_drawn(figure, row=0):
-    """Where the ticks of one number line are."""
-    return list(figure.axes[-1].collections[row].get_positions())
-
-
-def test_every_level_has_its_tick_and_the_table_counts_them():
-    codes = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    bfloat16 = codes[(codes >= 1) & (codes < 2)]  # a format that numpy does not know
-    figure = number_lines({"a": [1, -1, 0.5, 1], "b": torch.tensor([[0.0], [2.0]]), "c": bfloat16})
-    assert levels_drawn(figure, 0) == [-1, 0.5, 1]
-    assert levels_drawn(figure, 1) == [0, 2]
-    assert figure.table.text.startswith("Levels of a, b, c.")
-    assert cells(figure, 0) == ["a", "3", "-1", "1"]
-    assert cells(figure, 1) == ["b", "2", "0", "2"]
-    assert cells(figure, 2) == ["c", "128", "1", "1.99219"]
-
-
-def test_levels_closer_than_a_pixel_are_a_band_and_all_counted():
-    figure = number_lines({"dense": np.linspace(0, 1, 100_000), "ends": [0, 1]})
-    places = np.diff(levels_drawn(figure))
-    assert len(places) < 2_000
-    assert places.max() < 1 / 900  # no gap where there are levels
-    assert cells(figure, 0)[1] == "100,000"
-
-
-def test_a_logarithmic_axis_shows_what_lies_above_zero():
-    figure = number_lines({"a": [-8, 0, 1e-30, 1e30]}, values=[0, -1, 1e-3], log=True)
-    assert levels_drawn(figure) == [1e-30, 1e30]
-    assert "smallest above zero" in figure.table.text
-    assert cells(figure, 0) == ["a", "4", "1e-30", "1e+30"]
-    assert "1e-14" in words(figure)
-    assert " 1 " in words(figure)
-    assert sum(bar.get_height() for bar in figure.axes[0].patches) == 1
-
-
-def test_what_is_lost_is_shaded_and_named():
-    about = {"values": [1e-3, 0.5], "log": True}
-    figure = number_lines({"a": [0.1, 1]}, lost=(0.05, "lost: 50%"), **about)
-    assert_fits(figure)
-    assert "lost: 50%" in words(figure)
-    for axes in figure.axes:
-        assert axes.patches[-1].get_extents().transformed(axes.transData.inverted()).x1 == (
-            pytest.approx(0.05)
-        )
-
-
-def test_the_histogram_holds_every_value():
-    figure = number_lines({"a": [0, 1]}, values=torch.linspace(-3, 5, 400, dtype=torch.bfloat16))
-    assert sum(bar.get_height() for bar in figure.axes[0].patches) == 400
-    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"levels": {"one": [0]}, "values": [0.0]},
-        {"levels": {"one": [7]}, "log": True},
-        {"levels": {str(i): [i, i + 1] for i in range(1, 9)}, "x_label": "x" * 200, "log": True},
-        {"levels": {"far apart": [1e-100, 1e100]}, "values": [1.0], "log": True},
-    ],
-    ids=["one", "one on a logarithm", "eight", "far apart"],
-)
-def test_awkward_number_lines_fit_their_figure(arguments):
-    assert_fits(number_lines(**arguments))
-
-
 # --- what no figure draws ------------------------------------------------------------------------
 
 
@@ -504,10 +366,6 @@ def test_awkward_number_lines_fit_their_figure(arguments):
         (partial(lines, {"a": {0: 5}}, "x", "y", log=True), "log=False"),
         (partial(stacked_bars, {"a": {}}, title="x"), "nothing to draw"),
         (partial(stacked_bars, {"a": {"disk": -1}}, title="x"), "not be negative"),
-        (partial(gantt, {"a": {"gpu": [Span("forward", 1, 1)]}}), "nothing ran"),
-        (partial(number_lines, {"a": []}), "'a' is empty"),
-        (partial(number_lines, {"a": torch.tensor([math.inf])}), "not finite"),
-        (partial(number_lines, {"a": [-1, 0]}, log=True), "no level above zero"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_a_sentence(attempt, says):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpumem.files import PACKAGE
+from gpumem.files import SOURCE
 from gpumem.inputs import InputError
 
 _PROCESSES = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_](?:processes|gpus))(?:=(\d+))?")
@@ -42,5 +42,5 @@ def phantom_python() -> str:
     """Return a Python whose PyTorch is the CUDA build: this one, else that of ``make phantom``."""
     import torch  # here: the command itself starts without it
 
-    beside = PACKAGE.parent / ".venv-phantom" / "bin" / "python"
+    beside = SOURCE / ".venv-phantom" / "bin" / "python"
     return str(beside) if not torch.version.cuda and beside.exists() else sys.executable

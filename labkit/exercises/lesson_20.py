@@ -14,7 +14,7 @@ from gpumem.inputs import GIB, MIB, format_bytes, one_of, shown
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
-from labkit.toolbox.pipelines import ORDERS, train_first_stage
+from labkit.pipelines import ORDERS, train_first_stage
 
 SPARE_BYTES = 256 * MIB  # what the notebook says that a pass needs beside the weights
 # (layers, room of GPU 0, room of GPU 1)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit.toolbox.pipelines import in_slots, note_calls
+from labkit.pipelines import in_slots, note_calls
 
 
 def test_noted_calls_pass_on_what_they_return_and_the_last_step_counts(tmp_path):

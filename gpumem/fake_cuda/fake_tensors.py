@@ -155,7 +155,7 @@ def _library_answer(dtype: torch.dtype) -> Any:
         if name.startswith("torch.optim."):
             # Numbers change no allocation; a yes or no (L-BFGS: stop now?) does: refuse it.
             return None if dtype is torch.bool else 1.0
-        if not f"{name}.".startswith(("torch.", "labkit.")):
+        if not f"{name}.".startswith(("torch.", "gpumem.")):
             return None
         frame = frame.f_back
     return None

@@ -282,7 +282,7 @@ LATE = """
     assert "bitsandbytes" not in sys.modules
     first = lab.simulate(experiment, gpu="t4")
     import bitsandbytes
-    assert not [f for f in sys.meta_path if type(f).__module__.startswith("labkit")]
+    assert not [f for f in sys.meta_path if type(f).__module__.startswith("gpumem")]
     assert "exec_module" not in vars(bitsandbytes.__loader__)
     assert bitsandbytes.matmul.__module__ == "bitsandbytes.autograd._functions"
     second = lab.simulate(experiment, gpu="t4")

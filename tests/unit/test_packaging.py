@@ -35,29 +35,46 @@ def pins(name: str) -> dict[str, str]:
 CORE = requirements(PROJECT["dependencies"])
 
 
+def with_extras(*extras: str) -> dict[str, Requirement]:
+    """What an installation with these extras asks for, those that they name included."""
+    found = dict(CORE)
+    for extra in extras:
+        listed = requirements(EXTRAS[extra])
+        found |= listed | with_extras(*listed.pop("gpu-memory-lab", Requirement("x")).extras)
+    return found
+
+
 # --- versions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("versions", ["constraints.txt", ".ci/oldest.txt", ".ci/colab.txt"])
 def test_versions_lie_within_the_ranges_that_we_ask_for(versions):
     """Colab's too, or pip would have to replace what its kernel has loaded, and stops instead."""
-    held = {name: each for name, each in pins(versions).items() if name in CORE}
+    wanted = with_extras("course")
+    held = {name: each for name, each in pins(versions).items() if name in wanted}
     assert {"transformers", "peft"} <= held.keys()
-    assert [name for name in held if not CORE[name].specifier.contains(held[name])] == []
+    assert [name for name in held if not wanted[name].specifier.contains(held[name])] == []
 
 
-def test_every_import_is_declared():
+@pytest.mark.parametrize(
+    ("package", "extras"),
+    [
+        ("gpumem", ("estimate", "figures")),
+        ("phantom_gpu", ("estimate", "figures", "notebooks")),  # its kernel is Jupyter's
+        ("labkit", ("notebooks", "deepspeed")),
+    ],
+)
+def test_every_import_is_declared(package, extras):
     imported = set()
-    for path in (ROOT / "labkit").rglob("*.py"):
+    for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module.split(".")[0])
-    allowed = set(CORE) | set(requirements(EXTRAS["notebooks"] + EXTRAS["deepspeed"]))
-    allowed.add("pytest")  # which alone imports phantom_gpu.pytest_plugin
+    allowed = {*with_extras(*extras), "pytest", "gpu-memory-lab"}  # pytest imports its plugin
     providers = metadata.packages_distributions()
-    for name in imported - set(sys.stdlib_module_names) - {"labkit"}:
+    for name in imported - set(sys.stdlib_module_names):
         if name in providers:  # not where an extra is not installed
             assert {canonicalize_name(each) for each in providers[name]} & allowed, name
 

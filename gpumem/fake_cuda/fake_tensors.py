@@ -34,7 +34,7 @@ from gpumem.fake_cuda.attention import cuda_attention_choice
 from gpumem.fake_cuda.autocast import cuda_autocast_rules, cuda_operators
 from gpumem.fake_cuda.bitsandbytes import fake_bitsandbytes
 from gpumem.fake_cuda.cuda_names import GPU_DEVICE, cuda_names, no_cuda
-from gpumem.fake_cuda.refusals import NAMES_CUDA, line_of_error, refuse_cuda
+from gpumem.fake_cuda.refusals import NAMES_CUDA, line_of_error, refuse, refuse_cuda
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 
@@ -113,7 +113,9 @@ class _LibraryAnswers(TorchDispatchMode):
                 return answer
         device = kwargs.get("device")
         if device is not None and torch.device(device).type not in ("cpu", "meta"):
-            refuse_cuda()
+            if torch.device(device).type == "cuda":
+                refuse_cuda()
+            refuse(f"puts a tensor on {str(device)!r}. Use the device that it is given.")
         if func._schema.is_mutable:
             real = [t for t in tree_leaves(args) if type(t) is Parameter or type(t) is torch.Tensor]
             if any(t.is_floating_point() and t.device.type != "meta" for t in real):

@@ -161,8 +161,12 @@ def _gpus(_: argparse.Namespace) -> int:
     for gpu in gpus():
         generation = ".".join(map(str, gpu.compute_capability or ("–",)))
         bf16 = "yes" if gpu.bf16_native else "no"
-        rows.append((gpu.key, gpu.name, format_bytes(gpu.usable_bytes), generation, bf16))
-    print_table(("--gpu", "GPU", "Memory", "Compute capability", "bf16"), rows)
+        memory = (
+            format_bytes(gpu.usable_bytes),
+            f"{format_bytes(gpu.context_bytes)}, {gpu.context_known}",
+        )
+        rows.append((gpu.key, gpu.name, *memory, generation, bf16))
+    print_table(("--gpu", "GPU", "Memory", "CUDA context", "Compute capability", "bf16"), rows)
     return 0
 
 

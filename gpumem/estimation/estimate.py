@@ -135,11 +135,12 @@ class Estimate:
             host += ", for each GPU"
         if self.host_limit_bytes:
             host += f", which has {format_bytes(self.host_limit_bytes)}"
+        known = self.gpu.context_known
         rows = [
             ("reserved", self.peak_reserved_bytes, "by PyTorch's allocator: this must fit"),
             ("allocated", self.peak_allocated_bytes, "of it, in blocks that tensors use"),
             ("capacity", self.capacity_bytes, "of the GPU, the CUDA context set aside"),
-            ("context", self.gpu.context_bytes, "for CUDA itself, beside the allocator"),
+            ("context", self.gpu.context_bytes, f"for CUDA itself ({known}), beside the allocator"),
             ("floor", self.floor_bytes, "no schedule of this recipe gets below"),
             ("host", run.host_bytes, host),
         ]

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from gpumem.inputs import GIB, MIB, InputError, one_of
 
-#: What a CUDA context takes outside PyTorch's allocator. An assumption: 0.3 to 0.9 GiB are
-#: seen, depending on driver, GPU and the kernels loaded. On an H200 it was 527 MiB at first and
-#: 685 MiB after a matrix product (docs/LOG.md, 2026-11-26).
+#: What a CUDA context is assumed to take outside PyTorch's allocator where nobody has measured it.
+#: It depends on the GPU, the driver and the kernels loaded: 0.1 to 0.9 GiB are seen.
 CUDA_CONTEXT_BYTES = 512 * MIB
 #: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
 #: 128b/130b coding, https://pcisig.com/specifications.
@@ -35,6 +34,7 @@ class Gpu:
         name: how its vendor names it.
         memory_gb: capacity as the vendor prints it, in GB.
         usable_bytes: total capacity as CUDA reports it (``capacity_source``).
+        context_bytes: what CUDA takes of it outside the allocator; 0 on unified memory.
         bandwidth_gb_per_s: memory bandwidth, GB (10**9 bytes) per second.
         nvlink_gb_per_s: what one GPU sends to others over NVLink or AMD's Infinity Fabric, in one
             direction; None where they have neither.
@@ -50,6 +50,7 @@ class Gpu:
         multiprocessors: streaming multiprocessors, NVIDIA's SMs; None for other vendors.
         source: title and address of the vendor's document.
         capacity_source: where ``usable_bytes`` was read, or the rule it was derived by.
+        context_source: ``"measured: …"``, else ``"assumed"``, or ``"none"`` on unified memory.
         note: which rate the TFLOPS are, and other small print.
     """
 
@@ -57,6 +58,7 @@ class Gpu:
     name: str
     memory_gb: float
     usable_bytes: int
+    context_bytes: int
     bandwidth_gb_per_s: float
     nvlink_gb_per_s: float | None = None
     fp32_tflops: float | None = None
@@ -69,12 +71,13 @@ class Gpu:
     multiprocessors: int | None = None
     source: str
     capacity_source: str
+    context_source: str
     note: str
 
     @property
-    def context_bytes(self) -> int:
-        """Taken outside the allocator: ``CUDA_CONTEXT_BYTES``, nothing on unified memory."""
-        return 0 if self.unified else CUDA_CONTEXT_BYTES
+    def context_known(self) -> str:
+        """How ``context_bytes`` is known: ``"measured"``, ``"assumed"``, or ``"none"`` there is."""
+        return self.context_source.partition(":")[0]
 
     @property
     def budget_bytes(self) -> int:
@@ -102,6 +105,12 @@ def _read_catalogue(path: Path) -> dict[str, Gpu]:
     catalogue = {}
     for key, fields in tomllib.loads(path.read_text(encoding="utf-8")).items():
         fields["usable_bytes"] = round(fields.pop("usable_gib") * GIB)
+        if fields.get("unified"):
+            fields |= {"context_bytes": 0, "context_source": "none"}
+        elif "context_mib" in fields:
+            fields["context_bytes"] = fields.pop("context_mib") * MIB
+        else:
+            fields |= {"context_bytes": CUDA_CONTEXT_BYTES, "context_source": "assumed"}
         if capability := fields.get("compute_capability"):
             fields["compute_capability"] = tuple(map(int, capability.split(".")))
         # Only Apple's entries say so themselves: they publish no rate.

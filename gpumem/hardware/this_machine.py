@@ -296,6 +296,8 @@ def this_gpu() -> Gpu:
         name=here.name,
         compute_capability=generation,
         usable_bytes=here.capacity_bytes,
+        context_bytes=catalogue.CUDA_CONTEXT_BYTES,
+        context_source="assumed",
         bf16_native=generation >= (8, 0),
     )
 

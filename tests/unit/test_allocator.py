@@ -401,7 +401,7 @@ def test_the_questions_of_torch_cuda_are_answered_step_by_step():
     assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (12 * MIB, 16 * MIB)
     assert cuda.memory_reserved() == 32 * MIB
     free_bytes, total_bytes = cuda.mem_get_info()
-    assert total_bytes - free_bytes == 32 * MIB + 512 * MIB
+    assert total_bytes - free_bytes == 32 * MIB + 141 * MIB
     assert len(cuda.memory_snapshot()) == 2
     cuda.empty_cache()
     cuda.reset_peak_memory_stats()
@@ -416,7 +416,7 @@ def test_the_questions_of_torch_cuda_are_answered_step_by_step():
 
 
 def test_a_replayed_step_fails_as_a_step_does():
-    gpu = dataclasses.replace(catalogue.gpu("t4"), usable_bytes=(512 + 80) * MIB)
+    gpu = dataclasses.replace(catalogue.gpu("t4"), usable_bytes=(141 + 80) * MIB)
     cuda = ReplayedCuda(failing_log(), gpu)
     found = replay(failing_log(), budget_bytes=80 * MIB)
     steps = cuda.steps()

@@ -131,6 +131,7 @@ def test_models_and_gpus_are_listed(capsys, files):
     assert code == 0
     row = next(line for line in out.splitlines() if line.strip().startswith("t4"))
     assert "14.6 GiB" in row
+    assert "141 MiB, measured" in row
     assert row.split()[-2:] == ["7.5", "no"]
     assert all(key in out for key in GPUS)
 

@@ -88,9 +88,13 @@ def test_figures_are_sane_and_sourced(gpu):
     assert gpu.capacity_source.startswith(("https://", "derived: ", "measured: "))
     assert gpu.note
     if gpu.unified:
-        assert gpu.context_bytes == 0
-    else:
+        assert (gpu.context_bytes, gpu.context_known) == (0, "none")
+    elif gpu.context_source == "assumed":
         assert gpu.context_bytes == catalogue.CUDA_CONTEXT_BYTES == 512 * MIB
+    else:
+        assert 100 * MIB < gpu.context_bytes < GIB
+        assert gpu.context_source.startswith("measured: ")
+    if not gpu.unified:
         assert 20 < gpu.fp16_tflops < 3000
     if gpu.bf16_tflops is not None:
         assert gpu.bf16_native
@@ -218,7 +222,7 @@ def test_pretending_on_the_cpu_sets_the_budget(no_cuda):
     assert (this_machine.pretended(), this_machine.current_budget_bytes()) == (None, None)
     with this_machine.pretend("t4") as gpu:
         assert this_machine.pretended() is gpu is catalogue.gpu("t4")
-        assert this_machine.current_budget_bytes() == gpu.usable_bytes - 512 * MIB
+        assert this_machine.current_budget_bytes() == gpu.usable_bytes - 141 * MIB
     assert (this_machine.pretended(), this_machine.current_budget_bytes()) == (None, None)
 
 
@@ -270,9 +274,9 @@ def test_a_larger_gpu_cannot_be_pretended(fake_cuda):
 
 def test_a_gpu_of_the_same_model_can_be_pretended(monkeypatch):
     """Drivers report a few tenths of a GiB more or less for one and the same GPU."""
-    t4 = catalogue.gpu("t4")
-    fake = FakeCuda(total_bytes=t4.usable_bytes - 200 * MIB).install(monkeypatch)
-    with this_machine.pretend("t4"):
+    l4 = catalogue.gpu("l4")
+    fake = FakeCuda(total_bytes=l4.usable_bytes - 200 * MIB).install(monkeypatch)
+    with this_machine.pretend("l4"):
         assert 0.9 < fake.caps[-1] < 1.0
 
 

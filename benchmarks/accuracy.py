@@ -38,8 +38,8 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "site")]  # site holds the table of fits
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "site"))  # the table of fits
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import labkit as lab
 from benchmarks.setups import (

@@ -20,10 +20,9 @@ from gpumem.inputs import GIB, MIB, InputError, format_bytes, one_of, positive_i
 from gpumem.measurement import measure
 from gpumem.runs import Run
 from gpumem.simulation import simulate
-from labkit.compare import relative_error
 from labkit.lesson.claims import format_value
 from labkit.lesson.verdicts import plain_value
-from labkit.loss_comparison import Losses, losses
+from labkit.loss_comparison import Losses, losses, relative_error
 
 MODES = {"measure": measure, "simulate": simulate}
 # An answer that is wrong by one of these factors is probably right in another unit.
@@ -289,11 +288,6 @@ def expect_limit(
     if run_of(number + step).fits:
         return f"{text}. But {number + step} {what} fit, too. {too_little}".strip()
     return Correct(f"{text}. {number + step} {what} do not fit.")
-
-
-def highest_bytes(run: Run, category: str) -> int:
-    """Return the most bytes that a category held at any moment of the run."""
-    return run.highest_bytes(category)
 
 
 def memory_target(run: Run, most_bytes: int) -> str | None:

@@ -73,7 +73,7 @@ def check_halved(answer):
     full_precision = {"name": "SmolLM2-tiny", "batch_size": 16, "seq_len": 512}
     reference = checks.simulated(checks.train, gpu="t4", **full_precision)
     for category in ("weights", "optimizer"):
-        ours, theirs = (checks.highest_bytes(each, category) for each in (run, reference))
+        ours, theirs = (each.highest_bytes(category) for each in (run, reference))
         if abs(ours / theirs - 1) > 0.01:
             return (
                 f"Your {category} take {lab.format_bytes(ours)} instead of "

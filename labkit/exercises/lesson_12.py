@@ -66,7 +66,7 @@ def check_loss(answer):
     run = checks.run_experiment(_backward_of(answer), mode="simulate", gpu=GPU)
     if problem := checks.memory_target(run, MOST_PEAK_BYTES):
         whole_bytes = TOKENS * VOCABULARY * 4
-        if checks.highest_bytes(run, "activations") > whole_bytes:
+        if run.highest_bytes("activations") > whole_bytes:
             return f"{problem} At some moment the logits of all tokens are alive: who keeps them?"
         return f"{problem} How large is one chunk of logits?"
     return checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, weight and all.")

@@ -37,8 +37,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.widgets.knobs": ("explore",),
     },
     "Compare and draw": {
-        "labkit.loss_comparison": ("losses",),
-        "labkit.compare": ("relative_error",),
+        "labkit.loss_comparison": ("losses", "relative_error"),
         "gpumem.figures.bars": ("bars",),
         "gpumem.figures.timelines": ("timeline",),
         "labkit.figures.lines": ("lines",),

@@ -183,44 +183,21 @@ class Explorer:
         self.controls = self.cell.locator(".widget-slider, .widget-dropdown").all()
         self.status = self.cell.locator("[role=status], [role=alert]")
 
-    def answer(self) -> tuple[str, float]:
-        """Click Run; what is said about the setting, and how long it took."""
+    def answer(self) -> str:
+        """Click Run; what is said about the setting."""
         self.lesson.wait()  # as a person does: ipykernel 7.4 may handle a click before the choice
-        before, began = self.status.inner_text(), time.monotonic()
+        before = self.status.inner_text()
         self.cell.locator("button.widget-button", has_text="Run").click()
 
         def said() -> str | None:
             text = self.status.inner_text()
             return None if text == before or text.startswith("Running") else text
 
-        return self.lesson.until(said), time.monotonic() - began
+        return self.lesson.until(said)
 
-    def turn(self, control: Any, number: int) -> bool:
-        """Choose a control's value by its place; False if it has no such place."""
-        select = control.locator("select")
-        if select.count():
-            if number >= select.locator("option").count():
-                return False
-            select.select_option(index=number)
-            return True
-        control.locator(".noUi-handle").focus()
+    def slide(self, slider: Any, number: int) -> None:
+        """Choose a slider's value by its place."""
+        slider.locator(".noUi-handle").focus()
         self.page.keyboard.press("Home")
-        read = control.locator(".widget-readout")
-        before = None
         for _ in range(number):
-            before = read.inner_text()
             self.page.keyboard.press("ArrowRight")
-        return before != read.inner_text()
-
-    def place(self, control: Any) -> int:
-        """Which of its values a control shows."""
-        select = control.locator("select")
-        if select.count():
-            return select.evaluate("e => e.selectedIndex")
-        read = control.locator(".widget-readout")
-        shown, number = read.inner_text(), 0
-        self.turn(control, 0)
-        while read.inner_text() != shown:
-            number += 1
-            self.page.keyboard.press("ArrowRight")
-        return number

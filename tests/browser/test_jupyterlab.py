@@ -79,10 +79,10 @@ def explored(lesson_page, batch_size, precision):
     """Run a setting by pointing and clicking; what is said, and the sources of the figures."""
     explorer = Explorer(lesson_page, EXPLORER)
     cell, (slider, menu) = explorer.cell, explorer.controls
-    explorer.turn(slider, BATCH_SIZES.index(batch_size))
+    explorer.slide(slider, BATCH_SIZES.index(batch_size))
     menu.locator("select").select_option(label=precision)
     assert setting(cell) == (str(batch_size), precision)
-    said, _ = explorer.answer()
+    said = explorer.answer()
     lesson_page.wait()
     lesson_page.bring(slider)
     shot(lesson_page.page, f"lab-explorer-{batch_size}-{precision}")
@@ -126,7 +126,7 @@ def test_the_widgets_work_without_a_mouse(lesson_page):
     page, keyboard = lesson_page.page, lesson_page.page.keyboard
     explorer = Explorer(lesson_page, EXPLORER)
     cell = explorer.cell
-    explorer.turn(explorer.controls[0], BATCH_SIZES.index(8))
+    explorer.slide(explorer.controls[0], BATCH_SIZES.index(8))
     keyboard.press("Tab")  # the number beside the slider, which can be typed over
     keyboard.press("Tab")
     keyboard.press("Home")

@@ -48,19 +48,9 @@ def slides(tmp_path_factory, browser):
             ]
     nbformat.write(book, folder / "lesson.ipynb")
     config = browsing.ROOT / "workshop" / "slides_config.py"
+    command = [sys.executable, "-m", "nbconvert", "--to", "slides", f"--config={config}"]
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "nbconvert",
-            "--config",
-            str(config),
-            "--to",
-            "slides",
-            str(folder / "lesson.ipynb"),
-            "--output-dir",
-            str(folder),
-        ],
+        [*command, folder / "lesson.ipynb"],
         check=True,
         capture_output=True,
         env=browsing.lesson_environment(folder),
@@ -82,6 +72,21 @@ def test_every_slide_is_reached_and_nothing_is_cut_off_at_its_side(slides):
         slides.keyboard.press("Space")
     assert slides.evaluate("Reveal.isLastSlide()")
     assert "Key points" in slides.evaluate("Reveal.getCurrentSlide().innerText")
+
+
+def test_paragraphs_are_the_speakers_and_what_nobody_can_use_is_left_out(slides):
+    sentence = "Backward needs what forward computed."
+    assert sentence in " ".join(slides.locator("aside.notes").all_text_contents())
+    seen = slides.evaluate("""() => {
+        const deck = document.querySelector('.slides').cloneNode(true);
+        deck.querySelectorAll('aside').forEach(notes => notes.remove());
+        return deck.textContent;
+    }""")
+    for absent in (sentence, "Exercise 1", "pip install", "lab.explore(", "lab.predict("):
+        assert absent not in seen
+    figure = slides.locator("section:has(> div img[alt='A figure'])").first.text_content()
+    assert "as printed" in figure
+    assert "lab." not in figure, "the code that draws it"
 
 
 def test_figures_questions_and_verdicts_are_large(slides):

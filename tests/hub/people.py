@@ -87,9 +87,9 @@ class Participant:
         url = f"{self.server}/api/{path}"
         return requests.request(method, url, headers=headers, allow_redirects=False, **options)
 
-    def kernel(self, path: str = "", name: str = "python3") -> "Kernel":
+    def kernel(self, path: str) -> "Kernel":
         """A new kernel of one's server, in the folder of the notebook ``path``."""
-        answer = self.api("kernels", method="POST", json={"name": name, "path": path})
+        answer = self.api("kernels", method="POST", json={"name": "python3", "path": path})
         answer.raise_for_status()
         return Kernel(self, answer.json()["id"])
 

@@ -128,16 +128,16 @@ def take_part(hub, name, together):
     opened = person.pull(person.follow(hub.link))
     person.ask_for_token()
     together.wait(PATIENCE_SECONDS)
-    return Work(person, opened, run_lesson(person, opened, "python3"))
+    return Work(person, opened, run_lesson(person, opened))
 
 
-def run_lesson(person, opened, kernel_name):
-    """What the cells of the notebook that is open display, run in a kernel of that name."""
+def run_lesson(person, opened):
+    """What the cells of the notebook that is open display."""
     path = opened.removeprefix("lab/tree/")
     answer = person.api(f"contents/{path}")
     answer.raise_for_status()
     outputs = []
-    kernel = person.kernel(path, kernel_name)
+    kernel = person.kernel(path)
     for cell in answer.json()["content"]["cells"]:
         if cell["cell_type"] == "code":
             outputs += kernel.run(cell["source"])
@@ -203,52 +203,6 @@ def test_a_process_over_its_memory_is_told_so_and_goes_on(works):
     assert kernel.text(code.format(numbers=(PROCESS_GIB << 30) // 4)) == "refused\n"
     assert kernel.text(code.format(numbers=1 << 28)) == ""  # a gibibyte
     kernel.close()
-
-
-# --- phantom GPUs -------------------------------------------------------------------------------
-
-PHANTOM = ROOT / ".venv-phantom/bin/labkit"
-FILL = """
-import torch
-kept = torch.empty({gib} << 30, dtype=torch.uint8, device="cuda")
-try:
-    torch.empty(24 << 30, dtype=torch.uint8, device="cuda")
-except torch.OutOfMemoryError:
-    print(torch.cuda.memory_reserved() >> 30, "GiB, and no more")
-"""
-
-
-@pytest.fixture
-def phantom_kernel(hub):
-    """The kernel that the page has the teacher install, where all servers find it."""
-    share = Path(sys.prefix, "share/jupyter")
-    variables = {**os.environ, "JUPYTER_DATA_DIR": str(share), "LABKIT_CACHE": str(cache_folder())}
-    command = [str(PHANTOM), "phantom", "--install-kernel", "--gpu", "rtx-4090"]
-    subprocess.run(command, env=variables, check=True)
-    yield "phantom-rtx-4090"
-    shutil.rmtree(share / "kernels/phantom-rtx-4090")
-
-
-@pytest.mark.skipif(not PHANTOM.exists(), reason="make phantom has not made its environment")
-def test_three_on_phantom_gpus_at_once(works, phantom_kernel):
-    """Each runs the lesson, then fills a GPU that nobody else sees, and is told when it is full."""
-
-    def take(work, gib):
-        shown = run_lesson(work.person, work.opened, phantom_kernel)
-        kernel = work.person.kernel(name=phantom_kernel)
-        said = kernel.text(FILL.format(gib=gib))
-        kernel.close()
-        return Work(work.person, work.opened, shown).result, said
-
-    sizes = (6, 12, 20)  # GiB, with PROCESS_GIB of real memory
-    with ThreadPoolExecutor(len(NAMES)) as pool:
-        found = list(pool.map(take, works, sizes))
-    results = [Result.from_dict(result) for result, _ in found]
-    assert [said for _, said in found] == [f"{gib} GiB, and no more\n" for gib in sizes]
-    assert {run.mode for result in results for run in result.runs} >= {"phantom"}
-    peaks = [[(run.name, run.peak_bytes) for run in result.runs] for result in results]
-    assert peaks[0] == peaks[1] == peaks[2]
-    assert not any(result.broken_invariants() for result in results)
 
 
 # --- who may ------------------------------------------------------------------------------------

@@ -164,56 +164,6 @@ def test_enough_is_free_and_the_request_fails_unless_segments_expand():
     assert in_mib(allocator) == [[10, 22, -8]]
 
 
-# --- expandable segments -----------------------------------------------------------------------
-
-
-def test_pages_are_returned_under_pressure():
-    allocator = CachingAllocator(budget_bytes=60 * MIB, expandable_segments=True)
-    first, _ = fill(allocator, 40, 20)
-    allocator.free(first)
-    allocator.allocate(100)  # the small pool needs 2 MiB
-    assert in_mib(allocator)[0] == [20]
-    assert allocator.reserved_bytes == 22 * MIB
-    assert allocator.peak_reserved_bytes == 60 * MIB
-
-
-def test_a_mapping_that_ends_halfway_is_undone_with_the_cache():
-    """A hole, three free pages and the end: the hole is filled, then the budget is at its end."""
-    allocator = CachingAllocator(budget_bytes=100 * MIB, expandable_segments=True)
-    first, second = fill(allocator, 20, 20)
-    allocator.free(first)
-    allocator.empty_cache()
-    (third,) = fill(allocator, 40)
-    allocator.free(second)
-    allocator.free(third)
-    assert in_mib(allocator) == [[-60]]
-    assert allocator.peak_reserved_bytes == 60 * MIB
-    with pytest.raises(SimulatedOutOfMemory):
-        fill(allocator, 110)
-    assert allocator.peak_reserved_bytes == 80 * MIB
-    assert (allocator.reserved_bytes, allocator.segments()) == (0, [])
-    fill(allocator, 100)
-    assert in_mib(allocator) == [[100]]
-
-
-def test_without_room_among_its_addresses_a_second_segment_begins():
-    """Addresses for 9/8 of 400 MiB are 23 pages; every other one is used."""
-    allocator = CachingAllocator(budget_bytes=400 * MIB, expandable_segments=True)
-    handles = fill(allocator, *[20] * 20)
-    for handle in handles[::2]:
-        allocator.free(handle)
-    fill(allocator, 60)  # at the end, where 3 pages are left
-    assert allocator.reserved_bytes == 260 * MIB
-    before = [s["address"] for s in allocator.segments()]
-    start = before[0] - 20 * MIB  # its first page is a hole
-    fill(allocator, 80)
-    assert allocator.reserved_bytes == 340 * MIB
-    (new,) = {s["address"] for s in allocator.segments()} - {*before}
-    assert new == start + 23 * 20 * MIB
-    fill(allocator, 20)  # the lowest hole first
-    assert allocator.segments()[0]["address"] == start
-
-
 # --- bad input ---------------------------------------------------------------------------------
 
 
@@ -387,35 +337,8 @@ def test_after_a_failure_the_replay_goes_on_without_a_budget():
     assert replay(failing_log(), budget_bytes=92 * MIB - 1).failure.requested_bytes == 40 * MIB
 
 
-def test_the_questions_of_torch_cuda_are_answered_step_by_step():
-    """The names are PyTorch's, and so is what they mean; the context is the catalogue's."""
-    log = Log()
-    log.hold(12 * MIB)
-    log.begin_step()
-    log.free(log.hold(4 * MIB - 1), P.FORWARD)
-    log.begin_step()
-    log.hold(1)
-    cuda = ReplayedCuda(log.trace(), "t4")
-    steps = cuda.steps()
-    assert next(steps) == 1
-    assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (12 * MIB, 16 * MIB)
-    assert cuda.memory_reserved() == 32 * MIB
-    free_bytes, total_bytes = cuda.mem_get_info()
-    assert total_bytes - free_bytes == 32 * MIB + 141 * MIB
-    assert len(cuda.memory_snapshot()) == 2
-    cuda.empty_cache()
-    cuda.reset_peak_memory_stats()
-    assert (cuda.max_memory_allocated(), cuda.memory_reserved()) == (12 * MIB, 12 * MIB)
-    assert [*steps] == [2]
-    assert cuda.memory_stats() == {
-        "requested_bytes.all.current": 12 * MIB + 1,
-        "num_alloc_retries": 0,
-    }
-    for name in ("memory_allocated", "mem_get_info", "memory_snapshot", "memory_stats"):
-        assert callable(getattr(torch.cuda, name))
-
-
 def test_a_replayed_step_fails_as_a_step_does():
+    """How torch.cuda's questions are answered is held to torch.cuda in tests/phantom."""
     gpu = dataclasses.replace(catalogue.gpu("t4"), usable_bytes=(141 + 80) * MIB)
     cuda = ReplayedCuda(failing_log(), gpu)
     found = replay(failing_log(), budget_bytes=80 * MIB)

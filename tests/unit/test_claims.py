@@ -56,11 +56,6 @@ def test_every_claim_has_a_rule_to_judge_it_by():
         assert claim.rule.startswith("Supported"), claim.id
 
 
-def test_a_rule_reads_as_a_sentence():
-    assert claims.find("ckpt-40").rule == "Supported from 36 % to 44 %; wrong below 5 %."
-    assert claims.find("sharding-linear").rule.endswith("above 2.00 ×. More is overstated.")
-
-
 def test_an_unknown_claim_names_the_nearest():
     with pytest.raises(InputError, match="Did you mean 'ckpt-40'"):
         verdicts.judge("ckpt-4", 0.4)
@@ -73,8 +68,9 @@ def test_an_unknown_claim_names_the_nearest():
     ("id", "value", "verdict"),
     [
         ("ckpt-40", 0.40, Verdict.SUPPORTED),
-        ("ckpt-40", 0.36, Verdict.SUPPORTED),
-        ("ckpt-40", 0.44, Verdict.SUPPORTED),
+        ("ckpt-40", Fraction(36, 100), Verdict.SUPPORTED),
+        ("ckpt-40", torch.tensor([0.44]), Verdict.SUPPORTED),
+        ("ckpt-40", torch.tensor(0.4).numpy(), Verdict.SUPPORTED),
         ("ckpt-40", 0.35, Verdict.OVERSTATED),
         ("ckpt-40", 0.60, Verdict.UNDERSTATED),
         ("ckpt-40", 0.04, Verdict.WRONG),
@@ -87,21 +83,15 @@ def test_an_unknown_claim_names_the_nearest():
         ("adam-8b", 9.0, Verdict.UNDERSTATED),  # a figure, too small
         ("adam-8b", 20, Verdict.WRONG),
         ("amp-accuracy", 0, Verdict.SUPPORTED),
-        ("grads-freed-after-step", True, Verdict.SUPPORTED),
+        ("grads-freed-after-step", torch.tensor(True), Verdict.SUPPORTED),
         ("grads-freed-after-step", False, Verdict.WRONG),
     ],
 )
 def test_the_rule_decides(id, value, verdict):
     judgement = verdicts.judge(id, value)
     assert judgement.verdict == verdict
-    assert judgement.measured == value
+    assert judgement.measured == pytest.approx(float(value))
     assert len(judgement.reasons) == 1
-
-
-def test_values_come_in_many_kinds():
-    for value in (Fraction(2, 5), torch.tensor([0.4]), torch.tensor(0.4).numpy()):
-        assert verdicts.judge("ckpt-40", value).verdict == Verdict.SUPPORTED
-    assert verdicts.judge("nvme-infinity", torch.tensor(True)).verdict == Verdict.SUPPORTED
 
 
 def test_conditions_that_differ_depend():
@@ -154,17 +144,9 @@ def test_a_claim_about_gpus_takes_only_measured_values(mode):
     assert verdicts.judge("ckpt-20-30-slower", 0.25, GPU_MODE).verdict == Verdict.SUPPORTED
 
 
+plain = st.none, st.booleans, st.integers, st.floats, st.text, st.binary, st.complex_numbers
 anything = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(),
-    st.binary(),
-    st.complex_numbers(),
-    st.builds(Hostile),
-    st.lists(st.integers()),
-    st.just(float),
+    *(kind() for kind in plain), st.builds(Hostile), st.lists(st.integers()), st.just(float)
 )
 
 

@@ -31,76 +31,32 @@ STANDINS = {
 }
 
 
-@pytest.fixture
-def probe(tmp_path):
-    path = tmp_path / "probe.py"
-    path.write_text(PROBE)
-    return path
-
-
-def environment(**more):
-    settings = rank_environment(2, "gloo")
-    del settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
-    return {**settings, "PYTHON": sys.executable, **more}
-
-
-def met(printed):
-    return sorted(re.findall(r"<rank (\d) of (\d): (.*?)>", printed))
-
-
 @pytest.mark.nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
-def test_slurm_script_with_standins(probe, tmp_path):
-    tools = tmp_path / "bin"
-    tools.mkdir()
+def test_slurm_script_with_standins(tmp_path):
     for name, text in STANDINS.items():
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     # Another port than a real job's: the file is used as it is but for that.
-    script = (CLUSTER / "slurm.sbatch").read_text().replace(":29500", f":{free_port()}")
-    job = tmp_path / "job.sbatch"
-    job.write_text(script)
-    given = environment(
-        PATH=f"{tools}{os.pathsep}{os.environ['PATH']}",
-        SLURM_JOB_NODELIST="node[1-2]",
-        SLURM_NNODES="2",
-        SLURM_GPUS_ON_NODE="1",
-        SLURM_CPUS_PER_TASK="2",
-        SLURM_JOB_ID="17",
+    script = (CLUSTER / "slurm.sbatch").read_text().replace(":29500", f":{port}")
+    (tmp_path / "job.sbatch").write_text(script)
+    (tmp_path / "probe.py").write_text(PROBE)
+    settings = rank_environment(2, "gloo")
+    del settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
+    slurm = "JOB_NODELIST=node[1-2] NNODES=2 GPUS_ON_NODE=1 CPUS_PER_TASK=2 JOB_ID=17"
+    settings |= {f"SLURM_{each.split('=')[0]}": each.split("=")[1] for each in slurm.split()}
+    settings |= {"PYTHON": sys.executable, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "job.sbatch", "probe.py", "my.txt", "--steps", "3"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240
     )
-    printed = run(["bash", str(job), str(probe), "my.txt", "--steps", "3"], given)
-    words = "my.txt --steps 3"
-    assert met(printed) == [("0", "2", words), ("1", "2", words)]
-
-
-def run(command, environment):
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.mark.nightly
-def test_accelerate_configuration_starts_the_ranks(probe, tmp_path):
-    config = yaml.safe_load((CLUSTER / "accelerate.yaml").read_text())
-    # The same fields, for two processes of one machine. (Accelerate does not ask for their GPUs.)
-    here = {
-        "num_machines": 1,
-        "num_processes": 2,
-        "main_process_ip": "127.0.0.1",
-        "main_process_port": free_port(),
-    }
-    assert set(here) <= set(config)
-    path = tmp_path / "here.yaml"
-    path.write_text(yaml.safe_dump(config | here))
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
-    printed = run([*launch, str(probe), "my.txt"], environment())
-    assert met(printed) == [("0", "2", "my.txt"), ("1", "2", "my.txt")]
+    words = "my.txt --steps 3"
+    found = sorted(re.findall(r"<rank (\d) of (\d): (.*?)>", done.stdout))
+    assert found == [("0", "2", words), ("1", "2", words)]
 
 
 def test_skypilot_task_is_a_task():

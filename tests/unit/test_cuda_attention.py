@@ -12,13 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpumem.fake_cuda import attention, attention_rules
 from gpumem.fake_cuda.attention import cuda_attention_choice
-from gpumem.fake_cuda.attention_rules import (
-    CUDNN,
-    EFFICIENT,
-    FLASH,
-    MATH,
-    attention_kernel,
-)
+from gpumem.fake_cuda.attention_rules import CUDNN, EFFICIENT, FLASH, MATH, attention_kernel
 from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
 from gpumem.hardware.catalogue import GPUS, gpu
 from gpumem.inputs import InputError
@@ -58,72 +52,52 @@ def call(
 
 
 MASK = (TOKENS, TOKENS)
+LETTERS = {EFFICIENT: "E", FLASH: "F", CUDNN: "C", MATH: "M"}
 # The call, and what each generation takes: T4, A100, RTX 3090, H100.
 TABLE = {
-    "half precision": (call(FP16), EFFICIENT, FLASH, FLASH, CUDNN),
-    "bfloat16": (call(BF16), MATH, FLASH, FLASH, CUDNN),
-    "float32": (call(FP32), EFFICIENT, EFFICIENT, EFFICIENT, EFFICIENT),
-    "float64": (call(torch.float64), MATH, MATH, MATH, MATH),
-    "causal": (call(causal=True), EFFICIENT, FLASH, FLASH, CUDNN),
-    "causal, one query": (
-        call(causal=True, tokens=1, keys=40),
-        EFFICIENT,
-        EFFICIENT,
-        EFFICIENT,
-        CUDNN,
-    ),
-    "grouped": (call(key_heads=2), MATH, FLASH, FLASH, CUDNN),
-    "grouped float32": (call(FP32, key_heads=2), MATH, MATH, MATH, MATH),
-    "grouped and masked": (call(key_heads=2, mask=MASK), MATH, MATH, MATH, CUDNN),
-    "heads that do not divide": (call(key_heads=3), MATH, MATH, MATH, MATH),
-    "fewer key heads, not grouped": (call(key_heads=1, grouped=False), MATH, MATH, MATH, MATH),
-    "masked": (call(mask=MASK), EFFICIENT, EFFICIENT, EFFICIENT, CUDNN),
-    "a mask that is trained": (
-        call(mask=MASK, mask_needs_grad=True),
-        EFFICIENT,
-        EFFICIENT,
-        EFFICIENT,
-        EFFICIENT,
-    ),
-    "a mask of three dimensions": (
-        call(mask=(HEADS, 40, 40)),
-        EFFICIENT,
-        EFFICIENT,
-        EFFICIENT,
-        EFFICIENT,
-    ),
-    "dropout": (call(dropout=0.1), EFFICIENT, FLASH, FLASH, FLASH),
-    "dropout in sixteenths": (call(dropout=0.125), EFFICIENT, FLASH, FLASH, CUDNN),
-    "odd head": (call(head=15), MATH, FLASH, FLASH, FLASH),
-    "odd head, float32": (call(FP32, head=15), EFFICIENT, MATH, MATH, MATH),
-    "head of 192": (call(head=192), EFFICIENT, FLASH, FLASH, FLASH),
-    "head of 224": (call(head=224), EFFICIENT, FLASH, EFFICIENT, FLASH),
-    "head of 224, no grad": (call(head=224, needs_grad=False), EFFICIENT, FLASH, FLASH, FLASH),
-    "head of 256": (call(head=256), EFFICIENT, FLASH, FLASH, FLASH),
-    "head of 256, dropout": (call(head=256, dropout=0.1), EFFICIENT, FLASH, EFFICIENT, FLASH),
-    "head of 264": (call(head=264), EFFICIENT, EFFICIENT, EFFICIENT, EFFICIENT),
-    "head of 264, grouped": (call(head=264, key_heads=2), MATH, MATH, MATH, MATH),
-    "one key": (call(keys=1), EFFICIENT, FLASH, FLASH, FLASH),
-    "no token": (call(tokens=0), MATH, MATH, MATH, MATH),
-    "gaps": (call(gaps=True), MATH, MATH, MATH, MATH),
+    "half precision": (call(FP16), "EFFC"),
+    "bfloat16": (call(BF16), "MFFC"),
+    "float32": (call(FP32), "EEEE"),
+    "float64": (call(torch.float64), "MMMM"),
+    "causal": (call(causal=True), "EFFC"),
+    "causal, one query": (call(causal=True, tokens=1, keys=40), "EEEC"),
+    "grouped": (call(key_heads=2), "MFFC"),
+    "grouped float32": (call(FP32, key_heads=2), "MMMM"),
+    "grouped and masked": (call(key_heads=2, mask=MASK), "MMMC"),
+    "heads that do not divide": (call(key_heads=3), "MMMM"),
+    "fewer key heads, not grouped": (call(key_heads=1, grouped=False), "MMMM"),
+    "masked": (call(mask=MASK), "EEEC"),
+    "a mask that is trained": (call(mask=MASK, mask_needs_grad=True), "EEEE"),
+    "a mask of three dimensions": (call(mask=(HEADS, 40, 40)), "EEEE"),
+    "dropout": (call(dropout=0.1), "EFFF"),
+    "dropout in sixteenths": (call(dropout=0.125), "EFFC"),
+    "odd head": (call(head=15), "MFFF"),
+    "odd head, float32": (call(FP32, head=15), "EMMM"),
+    "head of 192": (call(head=192), "EFFF"),
+    "head of 224": (call(head=224), "EFEF"),
+    "head of 224, no grad": (call(head=224, needs_grad=False), "EFFF"),
+    "head of 256": (call(head=256), "EFFF"),
+    "head of 256, dropout": (call(head=256, dropout=0.1), "EFEF"),
+    "head of 264": (call(head=264), "EEEE"),
+    "head of 264, grouped": (call(head=264, key_heads=2), "MMMM"),
+    "one key": (call(keys=1), "EFFF"),
+    "no token": (call(tokens=0), "MMMM"),
+    "gaps": (call(gaps=True), "MMMM"),
 }
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_generation_takes_its_kernel(name, monkeypatch):
     monkeypatch.setattr(attention_rules, "EFFICIENT_TAKES_GROUPS", False)
-    wanted, *expected = TABLE[name]
+    wanted, expected = TABLE[name]
     taken = [attention_kernel(wanted, c) for c in (T4, A100, RTX_3090, H100)]
-    assert taken == expected
+    assert "".join(LETTERS[kernel] for kernel in taken) == expected
 
 
-def test_three_dimensions_and_several_batch_sizes_are_plain():
+def test_shapes_that_do_not_match():
     assert attention_kernel(described(*3 * [shaped(4, 40, 16)]), A100) is MATH
     query, key = shaped(2, 4, 40, 16), shaped(1, 4, 40, 16)
     assert attention_kernel(described(query, key, query), A100) is MATH
-
-
-def test_the_cudnn_kernel_takes_one_larger_head_on_the_newest():
     key, value = shaped(2, 4, 40, 192), shaped(2, 4, 40, 128)
     mixed = described(key, key, value)
     assert attention_kernel(mixed, H100) is CUDNN
@@ -277,6 +251,8 @@ def test_an_experiments_own_choice_works_where_the_cpu_lacks_the_kernel():
     assert "_softmax" in attend("l4", only=MATH)[2]
     with pytest.raises(InputError, match="no available attention kernel"):
         attend("t4", only=FLASH)
+    with pytest.raises(InputError, match="not both"):
+        attend("l4", only=MATH, mask=(TOKENS, TOKENS), is_causal=True)
     with sdpa_kernel([MATH, FLASH], set_priority=True):
         assert attention_kernel(call(), A100, *attention._preferences()) is MATH
 
@@ -305,11 +281,6 @@ def test_autocast_and_checkpointing_reach_the_choice():
         out.sum().backward()
     made = [s for s in log.trace().storages if s.operator == "_scaled_dot_product_flash_attention"]
     assert sum(s.shape == (BATCH, HEADS, TOKENS) for s in made) == 2  # once again in backward
-
-
-def test_a_mask_and_is_causal_together_are_refused():
-    with pytest.raises(InputError, match="not both"):
-        attend("l4", only=MATH, mask=(TOKENS, TOKENS), is_causal=True)
 
 
 def test_the_choice_goes_away_with_the_context():

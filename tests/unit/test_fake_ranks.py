@@ -1,12 +1,17 @@
 """One simulated rank of many holds what it would hold among real ones."""
 
+from types import SimpleNamespace
+
 import pytest
 import rank_jobs
 import torch
 import torch.distributed as dist
 
 import labkit as lab
+from gpumem.fake_cuda.process_group import fake_ranks
+from gpumem.hardware import this_machine
 from gpumem.inputs import InputError
+from gpumem.ranks import launch as launching
 
 LAYER_BYTES = 4 * (2 * 64 * 256 + 64 + 256)  # its gradients, float32
 GLOO_THREADS = 2  # each keeps the tensors of its last collective until it looks for another
@@ -74,16 +79,6 @@ def test_bad_ranks(ranks, rank, message):
         lab.simulate(rank_jobs.shared, ranks=ranks, rank=rank)
 
 
-def test_a_process_that_is_a_rank_already_is_told_so(tmp_path):
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        with pytest.raises(InputError, match="is there already"):
-            lab.simulate(rank_jobs.shared, ranks=2)
-    finally:
-        dist.destroy_process_group()
-
-
 def test_a_rank_without_ranks_is_the_experiments_own():
     def adapters(device, rank=4):
         weight = torch.zeros(rank, 1 << 10, device=device, requires_grad=True)
@@ -95,6 +90,11 @@ def test_a_rank_without_ranks_is_the_experiments_own():
     assert runs[0].peak_bytes < runs[1].peak_bytes
     with pytest.raises(InputError, match="unknown argument of sharded 'rank'"):
         lab.simulate(rank_jobs.sharded, rank=1)
+
+
+def test_a_process_that_is_a_rank_already_is_told_so():
+    with fake_ranks(2, 0, as_cuda=False), pytest.raises(InputError, match="is there already"):
+        lab.simulate(rank_jobs.shared, ranks=2)
 
 
 # --- many layers from few ------------------------------------------------------------------------
@@ -162,30 +162,17 @@ def test_bad_depths(settings, message):
 # --- where there are no GPUs ---------------------------------------------------------------------
 
 
-def test_run_takes_ranks():
-    run = lab.run(rank_jobs.sharded, gpu="t4", ranks=4, steps=1)
-    assert (run.mode, run.parameters["ranks"]) == ("simulated", 4)
-    assert run.peak_bytes < lab.run(rank_jobs.sharded, gpu="t4", ranks=2, steps=1).peak_bytes
-
-
-def test_run_launches_where_there_are_enough_gpus(monkeypatch):
-    from gpumem.hardware import this_machine
-    from gpumem.ranks import launch as launching
-
+def test_run_launches_where_there_are_enough_gpus_and_simulates_elsewhere(monkeypatch):
     launched = []
 
     def launch(experiment, **options):
         launched.append(options)
-        runs = [lab.simulate(experiment, ranks=2, rank=rank, steps=1) for rank in (0, 1)]
-        return [run.named(f"{n}") for n, run in enumerate(runs)]
-
-    class Card:
-        can_measure = True
+        return [lab.simulate(experiment, ranks=2, rank=rank, steps=1) for rank in (0, 1)]
 
     monkeypatch.setattr(launching, "launch", launch)
-    monkeypatch.setattr(this_machine, "machine", Card)
+    monkeypatch.setattr(this_machine, "machine", lambda: SimpleNamespace(can_measure=True))
     monkeypatch.setattr(launching, "gpu_for_each", lambda ranks: ranks <= 2)
-    run = lab.run(rank_jobs.sharded, ranks=2, steps=1)
+    assert lab.run(rank_jobs.sharded, ranks=2, steps=1).parameters["ranks"] == 2
+    run = lab.run(rank_jobs.sharded, gpu="t4", ranks=4, steps=1)
+    assert (run.mode, run.parameters["ranks"]) == ("simulated", 4)
     assert launched == [{"ranks": 2, "steps": 1}]
-    assert run.name in ("0", "1")
-    assert lab.run(rank_jobs.sharded, gpu="t4", ranks=4, steps=1).mode == "simulated"

@@ -6,7 +6,6 @@ import sys
 from functools import partial
 
 import matplotlib as mpl
-import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 from drawn import HOSTILE, assert_fits, draw, texts, ticks, words
@@ -15,7 +14,7 @@ from fake_runs import TraceBuilder, fake_run, out_of_memory, traced_run, trainin
 from gpumem.figures.bars import bars, draw_bars, draw_stacked_bars, stacked_bars
 from gpumem.figures.drawing import COLOURS, HATCHES, RESERVED
 from gpumem.figures.tables import seconds_text
-from gpumem.figures.timelines import PHASE_COLOURS, _stretches, draw_timeline
+from gpumem.figures.timelines import PHASE_COLOURS, draw_timeline
 from gpumem.inputs import GIB, MIB, InputError, format_bytes
 from gpumem.trace import Category, Phase, Trace
 from labkit.figures.lines import lines
@@ -184,31 +183,6 @@ def test_what_is_reserved_is_drawn_and_does_not_count_in_the_sum():
 # --- timeline ----------------------------------------------------------------------------------
 
 
-def test_a_part_too_small_to_see_is_in_the_table_only():
-    figure = draw_stacked_bars({"a": {"weights": 4 * GIB, "buffers": 2 << 20}}, title="x")
-    assert "buffers" not in words(figure)
-    assert cells(figure, 0)[1:3] == ["4.00 GiB", "2.00 MiB"]
-
-
-def test_a_total_does_not_cover_the_line_of_the_limit():
-    bars = {
-        "near": {"weights": 9 * GIB},
-        "far": {"weights": 4 * GIB},
-        "over": {"weights": 12 * GIB},
-    }
-    figure = draw_stacked_bars(bars, title="x", limit=("NVIDIA T4", 10 * GIB))
-    assert_fits(figure)
-    place = {text.get_text(): text.xy[0] / GIB for text in figure.axes[0].texts}
-    assert [place[total] for total in ("9.00 GiB", "4.00 GiB", "12.0 GiB")] == [10, 4, 12]
-
-
-def test_many_short_phases_in_turn_are_one_stretch():
-    turns = [Phase.FORWARD] * 200 + [Phase.BACKWARD, Phase.BACKWARD, Phase.OPTIMIZER] * 10
-    found = _stretches(pd.Series(turns))
-    both = [Phase.BACKWARD, Phase.OPTIMIZER]
-    assert found == [([Phase.FORWARD], 0, 200), (both, 200, 230)]
-
-
 def test_timeline_marks_the_peak_and_names_the_phases():
     run = traced_run()
     figure = draw_timeline(run)
@@ -217,12 +191,6 @@ def test_timeline_marks_the_peak_and_names_the_phases():
     for name in (marked, "forward", "backward", "optimizer", "step 1", "step 2", "tracked on CPU"):
         assert name in shown
     assert_fits(figure)
-    [axes] = figure.axes
-    [peak] = [text for text in texts(figure) if text.get_text() == marked]
-    box = mpl.text.Text.get_window_extent(peak, figure.canvas.get_renderer())
-    frame = axes.get_window_extent()
-    assert frame.x0 <= box.x0 < box.x1 <= frame.x1
-    assert axes.transData.transform((0, run.peak_bytes))[1] < box.y0 < box.y1 <= frame.y1
 
 
 def test_steps_cuts_the_timeline_and_the_table_holds_the_peak_of_each():
@@ -264,14 +232,6 @@ def test_long_traces_are_thinned_without_losing_a_peak():
     assert "peak 513 MiB" in words(figure)
 
 
-def test_timeline_of_many_steps_keeps_its_table_short():
-    run = traced_run(trace=training_trace(layers=4, steps=30))
-    figure = draw_timeline(run)
-    assert_fits(figure)
-    assert "10 of 31 rows" in figure.table.text
-    assert "step 25 " in draw_timeline(run, steps=25).table.text
-
-
 def test_timeline_shows_where_memory_ran_out():
     trace = training_trace(stop_early=True)
     failure = out_of_memory(trace.peak_bytes, 200 * MIB, 400 * MIB)
@@ -308,14 +268,6 @@ def test_lines_fit_and_keep_gaps(log, capsys):
     assert math.isnan(figure.axes[0].get_lines()[0].get_ydata()[2])
 
 
-def test_a_line_in_another_way_is_that_line_dashed():
-    names = ["AdamW", "AdamW in backward", "SGD"]
-    figure = lines({name: {1: 1, 2: 2} for name in names}, "rows", "peak")
-    plain, dashed, other = figure.axes[0].get_lines()
-    assert plain.get_color() == dashed.get_color() != other.get_color()
-    assert [line.get_linestyle() for line in (plain, dashed, other)] == ["-", "--", "-"]
-
-
 def test_a_limit_is_drawn_where_it_has_a_place():
     curve = {1: GIB / 4, 2: GIB / 2, 4: GIB}
     for limit in (2 * MIB, 80 * GIB):  # however far, on a logarithmic axis
@@ -332,13 +284,6 @@ def test_lines_of_other_quantities():
     assert_fits(figure)
     assert "12 of 200 points" in figure.table.text
     assert "_loss $" in words(figure)  # matplotlib hides names that begin with "_"
-
-
-def test_lines_named_after_categories_have_their_colours():
-    figure = lines({c: {1: 10, 2: 30} for c in Category}, "batch", "bytes")
-    colours = [line.get_color() for line in figure.axes[0].get_lines()]
-    assert colours == [COLOURS[category] for category in Category]
-    assert_fits(figure)
 
 
 @pytest.mark.parametrize("spread", [1e-9, 1e-2, 1, 1e3])
@@ -380,6 +325,4 @@ def test_rows_stand_under_the_places_of_the_lines_they_describe():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1\n704", "2\n512"]
     [names] = axes.texts
     assert (names.get_text(), axes.get_xlabel()) == ("step\ntokens", "")
-    first = axes.get_xticklabels()[0].get_window_extent()
-    assert names.get_window_extent().x1 < first.x0
-    assert names.get_window_extent().y0 == pytest.approx(first.y0, abs=3)
+    assert_fits(figure)

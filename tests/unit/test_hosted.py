@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import tempfile
-import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from installed import ROOT, empty_environment, packages_here, put_below
@@ -19,13 +19,6 @@ from labkit.lesson import colab, session
 
 HERE = replace(this_machine.machine(), kind="cpu", in_colab=False)
 COLAB = replace(HERE, in_colab=True)
-OLD = "0.10.0"  # the torchao that Colab has
-
-PEFT = """
-import torch
-from peft import LoraConfig, get_peft_model
-get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), LoraConfig(target_modules=["0"]))
-"""
 
 
 def pins() -> dict[str, str]:
@@ -58,77 +51,28 @@ def test_colab_and_kaggle_say_where_their_gpus_are(monkeypatch, capsys):
 # --- torchao -----------------------------------------------------------------------------------
 
 
-def venv_over_this_one(folder: Path, *, with_labkit: bool) -> Path:
-    """Python of a new environment in which what this one has can be imported as well."""
-    python, packages = empty_environment(folder)
-    paths = packages_here()
-    paths = [ROOT, *paths] if with_labkit else [without_labkit(each, folder) for each in paths]
-    put_below(packages, paths)
-    return python
+def test_torchao_that_peft_refuses_is_removed_from_a_lent_machine(monkeypatch):
+    def is_torchao_available():
+        if not removed:
+            raise ImportError("Found version 0.10.0")
 
+    def no_pip(command, **options):
+        raise FileNotFoundError("no pip here")
 
-def without_labkit(packages: Path, folder: Path) -> Path:
-    """A folder with links to these packages, without ours."""
-    links = Path(tempfile.mkdtemp(dir=folder))
-    for each in packages.iterdir():
-        if each.name != "labkit" and not each.name.startswith("gpu_memory_lab"):
-            (links / each.name).symlink_to(each)
-    return links
+    def uninstall(command, **options):
+        removed.append(command[1:])
+        return SimpleNamespace(stderr="")
 
-
-def install_old_torchao(packages: Path) -> None:
-    """Put a torchao of that version there, with nothing in it, which pip can remove."""
-    info = f"torchao-{OLD}.dist-info"
-    written = {
-        "torchao/__init__.py": "",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torchao\nVersion: {OLD}\n",
-        f"{info}/RECORD": f"torchao/__init__.py,,\n{info}/METADATA,,\n{info}/RECORD,,\n",
-    }
-    for name, text in written.items():
-        (packages / name).parent.mkdir(exist_ok=True)
-        (packages / name).write_text(text)
-
-
-def run(python: Path, code: str, **variables: str):
-    command = [str(python), "-c", textwrap.dedent(code)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
-
-
-REPAIR = f"""
-import importlib.metadata
-try:
-    {textwrap.indent(PEFT, "    ").strip()}
-except ImportError as error:
-    print("before:", error)
-import labkit as lab
-lab.start("15")
-{PEFT}
-try:
-    importlib.metadata.version("torchao")
-except importlib.metadata.PackageNotFoundError:
-    print("after: none")
-"""
-
-
-@pytest.mark.nightly
-def test_torchao_that_peft_refuses_is_removed_on_a_lent_machine_alone(tmp_path):
-    python = venv_over_this_one(tmp_path / "venv", with_labkit=True)
-    [packages] = tmp_path.glob("venv/lib/python*/site-packages")
-    install_old_torchao(packages)
-
-    own = run(python, REPAIR)
-    assert own.returncode != 0  # peft still refuses, as on any machine of one's own
-    assert "incompatible version of torchao" in own.stderr
-    assert "after" not in own.stdout
-
-    lent = run(python, REPAIR, COLAB_RELEASE_TAG="release")
-    assert lent.returncode == 0, lent.stderr
-    assert "before: Found an incompatible version of torchao" in lent.stdout
-    assert "removed from this borrowed machine" in " ".join(lent.stdout.split())
-    assert "after: none" in lent.stdout
+    removed = []
+    monkeypatch.setattr("peft.import_utils.is_torchao_available", is_torchao_available)
+    monkeypatch.setattr(colab.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(colab.subprocess, "run", no_pip)
+    said = colab.prepare(COLAB)
+    assert "Found version 0.10.0. It could not be removed" in said
+    assert "no pip here" in said
+    monkeypatch.setattr(colab.subprocess, "run", uninstall)
+    assert "Found version 0.10.0. It was removed" in colab.prepare(COLAB)
+    assert removed == [["-m", "pip", "uninstall", "--yes", "--quiet", "torchao"]]
 
 
 def test_pip_is_called_only_on_a_lent_machine_for_what_peft_refuses(monkeypatch):
@@ -137,17 +81,6 @@ def test_pip_is_called_only_on_a_lent_machine_for_what_peft_refuses(monkeypatch)
     assert colab.prepare(COLAB) == ""
     monkeypatch.setattr(colab, "refused_torchao", lambda: pytest.fail("peft was asked"))
     assert colab.prepare(HERE) == ""
-
-
-def test_failure_to_remove_is_said(monkeypatch):
-    def no_pip(command, **options):
-        raise FileNotFoundError("no pip here")
-
-    monkeypatch.setattr(colab, "refused_torchao", lambda: "Found version 0.10.0")
-    monkeypatch.setattr(colab.subprocess, "run", no_pip)
-    said = colab.prepare(COLAB)
-    assert "Found version 0.10.0. It could not be removed" in said
-    assert "no pip here" in said
 
 
 # --- with Colab's versions ---------------------------------------------------------------------
@@ -178,15 +111,29 @@ print(json.dumps([before, versions(), shell.user_ns["lab"].__file__]))
 """
 
 
+def without_labkit(packages: Path, folder: Path) -> Path:
+    """A folder with links to these packages, without ours."""
+    links = Path(tempfile.mkdtemp(dir=folder))
+    for each in packages.iterdir():
+        if each.name != "labkit" and not each.name.startswith("gpu_memory_lab"):
+            (links / each.name).symlink_to(each)
+    return links
+
+
 @lane
 def test_setup_cell_installs_labkit_and_leaves_the_others(tmp_path):
     """The cell itself, but for the address: this working copy stands for the repository."""
-    python = venv_over_this_one(tmp_path / "venv", with_labkit=False)
+    python, packages = empty_environment(tmp_path / "venv")
+    put_below(packages, [without_labkit(each, tmp_path) for each in packages_here()])
     requirement = next(part for part in setup_cell().split('"') if "@ git+https" in part)
     cell = setup_cell().replace(requirement, f"gpu-memory-lab @ {ROOT.as_uri()}")
     folder = tmp_path / "content"
     folder.mkdir()
-    done = run(python, INSTALL.format(folder=str(folder), cell=cell), PYTHONPATH="")
+    code = INSTALL.format(folder=str(folder), cell=cell)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    done = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, timeout=300, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     before, after, file = json.loads(done.stdout.splitlines()[-1])
     assert after == before

@@ -74,31 +74,22 @@ def categories_after(trace, index, device):
     return dict(table)
 
 
-@given(traces(), st.sampled_from(["cpu", "cuda:0", "meta"]))
-def test_the_peak_is_the_largest_total_and_its_categories_sum_to_it(trace, device):
-    peak = trace.peak(device)
-    live = totals(trace, device)
+@given(traces(), st.data(), st.sampled_from(["cpu", "cuda:0", "meta"]))
+def test_a_peak_is_the_largest_total_and_its_categories_sum_to_it(trace, data, device):
+    start = data.draw(st.integers(0, len(trace.events)))
+    stop = data.draw(st.one_of(st.none(), st.integers(start, len(trace.events))))
+    peak = trace.peak(device, start=start, stop=stop)
+    end = len(trace.events) if stop is None else stop
+    live = totals(trace, device)[start : end + 1]  # before the window, then after each event
     assert peak.total_bytes == max(live) == sum(peak.by_category.values())
     assert all(nbytes > 0 for nbytes in peak.by_category.values())
     if peak.total_bytes:
-        assert live[peak.index + 1] == peak.total_bytes
-        assert peak.by_category == categories_after(trace, peak.index, device)
-        assert live.index(peak.total_bytes) == peak.index + 1  # the first time it was reached
-    else:
-        assert peak == Peak(-1, 0, {})
-
-
-@given(traces(), st.data())
-def test_the_peak_of_a_window_counts_what_was_live_before_it(trace, data):
-    start = data.draw(st.integers(0, len(trace.events)))
-    stop = data.draw(st.one_of(st.none(), st.integers(start, len(trace.events))))
-    peak = trace.peak(start=start, stop=stop)
-    end = len(trace.events) if stop is None else stop
-    live = totals(trace, "cpu")[start : end + 1]  # before the window, then after each event
-    assert peak.total_bytes == max(live) == sum(peak.by_category.values())
-    if peak.total_bytes:
         assert start - 1 <= peak.index < max(end, 1)
-        assert peak.by_category == categories_after(trace, peak.index, "cpu")
+        assert peak.by_category == categories_after(trace, peak.index, device)
+        if start == 0:
+            assert live.index(peak.total_bytes) == peak.index + 1  # the first time it was reached
+    elif start == 0:
+        assert peak == Peak(-1, 0, {})
 
 
 @given(traces())
@@ -131,14 +122,10 @@ def test_what_is_live_after_every_event(trace, device):
         assert all(s.device == device for s in alive)
 
 
-def test_the_devices_of_a_trace_begin_with_its_own():
-    trace = Trace("cuda:0", (storage(device="cpu"), storage(device="cuda:0")), ())
-    assert trace.devices == ("cuda:0", "cpu")
-
-
 def test_work_adds_up_and_extrapolates():
-    trace = Trace("cpu", (), (), work={"mm": Work(2, 10, 5), "add": Work(1, 3, 4)})
-    assert trace.flops == 13
+    storages = storage(device="cpu"), storage(device="cuda:0")
+    trace = Trace("cuda:0", storages, (), work={"mm": Work(2, 10, 5), "add": Work(1, 3, 4)})
+    assert (trace.flops, trace.devices) == (13, ("cuda:0", "cpu"))  # its own comes first
     shallow, deeper = Work(2, 10, 5, 1), Work(3, 14, 8, 1)
     assert deeper + (deeper - shallow) * 3 == Work(6, 26, 17, 1)
 
@@ -146,36 +133,20 @@ def test_work_adds_up_and_extrapolates():
 # --- runs ---------------------------------------------------------------------------------------
 
 OOM = OutOfMemory(
-    requested_bytes=2 * MIB,
-    live_bytes=3,
-    capacity_bytes=5,
-    by_category={"weights": 3},
-    step=2,
-    phase="forward",
-    module="layers.0",
-    operator="mm",
-)
+    requested_bytes=2 * MIB, live_bytes=3, capacity_bytes=5, by_category={"weights": 3},
+    step=2, phase="forward", module="layers.0", operator="mm",
+)  # fmt: skip
+RUN = Run(
+    name="experiment",
+    parameters={"batch_size": 8, "precision": "fp32", "flag": True, "rate": 0.5, "x": None},
+    mode="tracked", device="a CPU", peak_bytes=12, by_category={"weights": 8, "temporary": 4},
+    step_peaks_bytes=(11, 12), reserved_bytes=20, capacity_bytes=30, host_bytes=1,
+    losses=(2.0, 1.5), step_seconds=(0.25,), flops=99, moved_bytes=7, oom=OOM,
+)  # fmt: skip
 
 
 def make_run(**changes):
-    values = {
-        "name": "experiment",
-        "parameters": {"batch_size": 8, "precision": "fp32", "flag": True, "rate": 0.5, "x": None},
-        "mode": "tracked",
-        "device": "a CPU",
-        "peak_bytes": 12,
-        "by_category": {"weights": 8, "temporary": 4},
-        "step_peaks_bytes": (11, 12),
-        "reserved_bytes": 20,
-        "capacity_bytes": 30,
-        "host_bytes": 1,
-        "losses": (2.0, 1.5),
-        "step_seconds": (0.25,),
-        "flops": 99,
-        "moved_bytes": 7,
-        "oom": OOM,
-    }
-    return Run(**{**values, **changes})
+    return dataclasses.replace(RUN, **changes)
 
 
 def record(**changes):

@@ -1,7 +1,9 @@
 """One project, described in several files, which must agree."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +102,38 @@ def test_a_workflow_reads_only_and_pins_its_actions(path):
     actions = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
     assert actions
     assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
+
+
+# --- conda and Binder ----------------------------------------------------------------------------
+
+
+def test_conda_and_binder_build_what_pyproject_asks_for():
+    for name in ("environment.yml", "binder/environment.yml"):
+        environment = yaml.safe_load(text(name))
+        assert environment["name"] == PROJECT["name"]
+        [python] = [each for each in environment["dependencies"] if "python=" in each]
+        assert SpecifierSet(PROJECT["requires-python"]).contains(python.partition("=")[2])
+    [torch] = [each for each in environment["dependencies"] if "pytorch" in each]
+    assert torch.replace("pytorch-cpu", "torch") in PROJECT["dependencies"]
+    assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "threads"),
+    [
+        ("2.0", {}, "2 2"),
+        ("0.5", {}, "1 1"),
+        ("", {}, "1 1"),
+        ("2", {"OMP_NUM_THREADS": "3"}, "3 2"),
+    ],
+)
+def test_a_container_has_as_many_threads_as_cores_unless_told_otherwise(limit, own, threads):
+    names = "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"
+    code = f"import os; print(*[os.environ[name] for name in {names}])"
+    command = [ROOT / "binder" / "start", "python3", "-c", code]
+    environment = {"PATH": os.environ["PATH"], "CPU_LIMIT": limit, **own}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stderr, done.stdout.strip()) == ("", threads)
 
 
 # --- what is said about the project --------------------------------------------------------------

@@ -97,29 +97,6 @@ def test_a_pretended_gpu_travels_to_the_ranks():
     assert run.losses == (float(3 << 30),)
 
 
-IN_A_PACKAGE = """
-from .numbers_of import one
-
-def experiment(device):
-    import cProfile, torch
-    yield torch.tensor(float(one + hasattr(cProfile, "Profile")))
-"""
-
-
-@pytest.mark.nightly
-def test_an_experiment_of_a_package_and_beside_files_called_as_libraries(tmp_path, monkeypatch):
-    package = tmp_path / "packed_jobs"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "numbers_of.py").write_text("one = 1\n")
-    (package / "steps.py").write_text(IN_A_PACKAGE)
-    (tmp_path / "profile.py").write_text("raise ImportError('not the library')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    steps = importlib.import_module("packed_jobs.steps")
-    (run,) = lab.launch(steps.experiment, ranks=1, steps=1)
-    assert run.losses == (2.0,)
-
-
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
@@ -129,7 +106,7 @@ def test_a_killed_rank_is_named():
 
 
 @pytest.mark.nightly
-def test_a_rank_that_fails_runs_out_of_memory_or_ends_silently_is_named():
+def test_a_rank_that_fails_runs_out_of_memory_ends_silently_or_never_is_named():
     with pytest.raises(RankError, match=r"rank 1 of 2 failed:\n.*") as caught:
         lab.launch(rank_jobs.failing, ranks=2)
     assert "ValueError: this rank has had enough" in str(caught.value)
@@ -138,6 +115,8 @@ def test_a_rank_that_fails_runs_out_of_memory_or_ends_silently_is_named():
         lab.launch(rank_jobs.failing, ranks=2, how="hungry")
     with pytest.raises(RankError, match=r"within 12 seconds.* No rank says why"):
         lab.launch(rank_jobs.silent, ranks=1, timeout_seconds=12)
+    with pytest.raises(RankError, match="did not end within 12 seconds"):
+        lab.launch(rank_jobs.failing, ranks=2, how="endless", who=5, timeout_seconds=12)
 
 
 @pytest.mark.nightly
@@ -145,12 +124,6 @@ def test_all_ranks_out_of_memory_are_runs_as_elsewhere():
     with lab.pretend(budget_bytes=1 << 20):
         runs = lab.launch(rank_jobs.hungry, ranks=2, late_seconds=1.5)
     assert [run.oom.requested_bytes for run in runs] == [4 << 20] * 2
-
-
-@pytest.mark.nightly
-def test_too_slow_ranks_are_stopped():
-    with pytest.raises(RankError, match="did not end within 12 seconds"):
-        lab.launch(rank_jobs.failing, ranks=2, how="endless", who=5, timeout_seconds=12)
 
 
 @pytest.mark.nightly

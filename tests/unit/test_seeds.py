@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,29 +75,20 @@ def test_bad_arguments_are_refused(arguments, words):
 # --- half precision ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_product_is_the_exact_one_rounded_once(dtype):
-    torch.manual_seed(0)
-    a, b = torch.randn(65, 300).to(dtype), torch.randn(300, 33).to(dtype)
-    with half_products(torch.device("cpu")):
-        ours = a @ b
-    assert ours.dtype == dtype
-    # float32 sums of 300 terms are good to about 1e-6, far less than half precision's step: only
-    # values next to the middle between two numbers may be rounded the other way.
-    exact = (a.double() @ b.double()).to(dtype)
-    assert (ours != exact).double().mean() < 0.01
-    step = torch.finfo(dtype).eps
-    assert torch.allclose(ours.double(), exact.double(), rtol=1.01 * step, atol=step**2)
+SEEN = torch.ones(40, 40, dtype=torch.bool).tril()
+ADDED = torch.zeros(40, 40).masked_fill(~SEEN, -torch.inf)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_attention_and_its_gradients_are_computed_wide(dtype):
+@pytest.mark.parametrize("mask", [None, SEEN, ADDED], ids=["causal", "mask", "added mask"])
+def test_attention_and_its_gradients_are_computed_wide(dtype, mask):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 40, 16, dtype=dtype, requires_grad=True) for _ in range(3))
     wide = [t.detach().float().requires_grad_() for t in (q, k, v)]
     attention = torch.nn.functional.scaled_dot_product_attention
     with half_products(torch.device("cpu")):
-        out = attention(q, k, v, is_causal=True)
+        given = mask.to(dtype) if mask is ADDED else mask
+        out = attention(q, k, v, is_causal=mask is None, attn_mask=given)
         out.float().square().sum().backward()
     reference = attention(*wide, is_causal=True)
     reference.square().sum().backward()
@@ -109,20 +99,8 @@ def test_attention_and_its_gradients_are_computed_wide(dtype):
         assert lab.relative_error(ours.grad, theirs.grad) < 3 * step
 
 
-def test_attention_with_a_mask_is_computed_wide():
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 40, 16, dtype=torch.bfloat16) for _ in range(3))
-    attention = torch.nn.functional.scaled_dot_product_attention
-    seen = torch.ones(40, 40, dtype=torch.bool).tril()
-    reference = attention(q.float(), k.float(), v.float(), attn_mask=seen)
-    for mask in (seen, torch.zeros(40, 40, dtype=q.dtype).masked_fill(~seen, -torch.inf)):
-        with half_products(torch.device("cpu")):
-            out = attention(q, k, v, attn_mask=mask)
-        assert out.dtype == q.dtype
-        assert lab.relative_error(out, reference) < torch.finfo(q.dtype).eps
-
-
 PRODUCTS = {
+    "mm": lambda a, b: a @ b,
     "addmm": lambda a, b: torch.addmm(b, a, b),
     "bmm": lambda a, b: torch.bmm(a[None], b[None]),
     "baddbmm": lambda a, b: torch.baddbmm(b[None], a[None], b[None]),
@@ -130,14 +108,19 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_every_kind_of_product_is_computed_wide(name):
+def test_every_kind_of_product_is_the_exact_one_rounded_once(name, dtype):
     torch.manual_seed(0)
-    a, b = (torch.randn(48, 48).bfloat16() for _ in range(2))
+    a, b = (torch.randn(48, 48).to(dtype) for _ in range(2))
     with half_products(torch.device("cpu")):
         ours = PRODUCTS[name](a, b)
-    wide = PRODUCTS[name](a.float(), b.float())
-    assert (ours != wide.bfloat16()).double().mean() < 0.01  # rounded once
+    exact = PRODUCTS[name](a.double(), b.double()).to(dtype)
+    assert ours.dtype == dtype
+    # Sums in float32: only values next to the middle of two numbers may be rounded the other way.
+    assert (ours != exact).double().mean() < 0.01
+    step = torch.finfo(dtype).eps
+    assert torch.allclose(ours.double(), exact.double(), rtol=1.01 * step, atol=step**2)
 
 
 def test_float32_is_left_alone_and_other_devices_get_nothing():
@@ -154,6 +137,10 @@ class Idle(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def modes():
+    return [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+
+
 def modes_per_step(dtype, within=contextlib.nullcontext):
     """The dispatch modes on the stack in each step of a training."""
     found = []
@@ -162,22 +149,19 @@ def modes_per_step(dtype, within=contextlib.nullcontext):
         a = torch.ones(2, 2, dtype=dtype, device=device)
         with within():
             for _ in range(3):
-                found.append([type(mode).__name__ for mode in _get_current_dispatch_mode_stack()])
+                found.append(modes())
                 yield (a @ a).sum()
 
     lab.losses(experiment, seeds=[0], steps=3)
-    assert _get_current_dispatch_mode_stack() == []
+    assert modes() == []
     return found
 
 
 def test_training_without_half_precision_is_watched_for_one_step():
     assert modes_per_step(torch.float32) == [["_HalfProducts"], [], []]
     assert modes_per_step(torch.bfloat16) == 3 * [["_HalfProducts"]]
-
-
-def test_a_mode_that_the_experiment_holds_is_never_left_in_place_of_ours():
-    stacks = modes_per_step(torch.float32, within=Idle)
-    assert stacks == 3 * [["_HalfProducts", "Idle"]]
+    # A mode of the experiment's own is never left in place of ours.
+    assert modes_per_step(torch.float32, within=Idle) == 3 * [["_HalfProducts", "Idle"]]
 
 
 # --- two numbers ---------------------------------------------------------------------------------
@@ -216,8 +200,13 @@ def test_held_out_loss_does_not_depend_on_the_batch_and_leaves_the_model_as_it_w
     loss = held_out_loss(model, rows=6, seq_len=32)
     assert held_out_loss(model, rows=6, seq_len=32, batch_size=5) == pytest.approx(loss)
     assert model.training
+    seen = []
+    model.register_forward_hook(
+        lambda *_: seen.append((model.training, torch.is_grad_enabled(), modes()))
+    )
     model.model.layers[0].eval()
     held_out_loss(model, rows=1, seq_len=32)
+    assert seen == [(False, False, ["_HalfProducts"])]
     assert model.training
     assert not model.model.layers[0].training
     [ids] = lab.batches(device="cpu", batch_size=6, seq_len=32, split="test", steps=1)
@@ -226,23 +215,6 @@ def test_held_out_loss_does_not_depend_on_the_batch_and_leaves_the_model_as_it_w
         held_out_loss(model, rows=0)
     with pytest.raises(InputError, match="seq_len"):
         held_out_loss(model, seq_len=1)
-
-
-def test_held_out_loss_has_no_dropout_no_gradients_and_wide_products():
-    seen = []
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, input_ids, labels):
-            modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
-            seen.append((self.training, torch.is_grad_enabled(), modes))
-            return SimpleNamespace(loss=self.w.sum())
-
-    assert held_out_loss(Model(), rows=2, seq_len=8) == 1.0
-    assert seen == [(False, False, ["_HalfProducts"])]
 
 
 # --- the figure ----------------------------------------------------------------------------------
@@ -257,13 +229,6 @@ def test_a_band_ends_with_its_line_and_every_source_is_named():
     caption = lab.loss_curves([record([3, 2, 1], [3, 2, 2]), other]).table.text
     assert "a machine, 2 seeds" in caption
     assert "another machine, seed 0" in caption
-
-
-def test_a_line_that_goes_to_the_sky_leaves_the_picture():
-    wild = record([5, 50, 1e20], name="wild")
-    shown = lab.loss_curves([record([5, 4, 3]), wild]).axes[0].get_ylim()
-    assert shown == pytest.approx((2.7, 7.5))  # around the lines that stay
-    assert lab.loss_curves([wild]).axes[0].get_ylim()[1] > 1e19
 
 
 def test_loss_curves_show_mean_band_and_the_difference_from_the_first():

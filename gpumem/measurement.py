@@ -86,12 +86,10 @@ class _Measurement:
         self.reserved_bytes: int | None = None
         self.base_bytes = (self.cuda.allocated() or 0) if self.on_gpu else 0
         self.tracker: Tracker | None = None
-        if tracked:
-            self.tracker = track(
-                budget_bytes=None if self.on_gpu else self.budget_bytes,
-                device=_name(self.device) if self.on_gpu else "cpu",
-                work=True,
-            )
+        if tracked and self.on_gpu:
+            self.tracker = track(device=_name(self.device), work=True)
+        elif tracked:
+            self.tracker = track(budget_bytes=self.budget_bytes, device="cpu", work=True)
         self.steps = Steps(experiment, self.device, parameters)
 
     def run(self) -> None:
@@ -164,11 +162,13 @@ class _Measurement:
         categories[Category.UNATTRIBUTED] += peak_bytes - categories.total()
         if not here.phantom:  # which computes no losses, and is as fast as its CPU
             figures |= {"losses": tuple(self.losses), "step_seconds": tuple(self.seconds)}
-        on_gpu = "phantom" if here.phantom else "measured"
+        mode = "phantom" if here.phantom else "measured"
+        if self.tracker is not None and not self.on_gpu:
+            mode = "tracked"
         return Run(
             name=name_of(self.experiment),
             parameters=plain_parameters(self.experiment, self.parameters),
-            mode=on_gpu if self.on_gpu else "measured" if self.tracker is None else "tracked",
+            mode=mode,
             device=here.name,
             peak_bytes=peak_bytes,
             by_category=named_categories(categories),

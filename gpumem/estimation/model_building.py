@@ -59,16 +59,14 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
 def _refuse_length(model: Any, seq_len: int) -> None:
     """Refuse more tokens than GPT-2's kind of model has positions: only real tensors would fail."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is None or seq_len <= positions:
-        return
-    for module in model.modules():
-        if not isinstance(module, torch.nn.Embedding) or module is model.get_input_embeddings():
-            continue
-        if module.num_embeddings in (positions, positions + 2):  # OPT's table has two rows more
-            raise InputError(
-                f"seq_len must be at most {positions}, the positions that this model knows, "
-                f"not {seq_len}"
-            )
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    rows = {table.num_embeddings for table in tables if table is not model.get_input_embeddings()}
+    # OPT's table has two rows more.
+    if positions and seq_len > positions and rows & {positions, positions + 2}:
+        raise InputError(
+            f"seq_len must be at most {positions}, the positions that this model knows, "
+            f"not {seq_len}"
+        )
 
 
 def _layers(model: Any) -> list[torch.nn.Module]:

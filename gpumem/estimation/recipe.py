@@ -179,13 +179,14 @@ def _contradictions(r: Recipe) -> Iterator[str]:
     """Yield why fields contradict each other."""
     scaled = r.precision == "amp-fp16"
     on_host = r.offload == "weights"
+    step_on_host = r.offload in ("weights", "optimizer")
     if r.batch_size * r.seq_len > MOST_TOKENS:
         yield f"batch_size × seq_len must be at most {MOST_TOKENS} tokens in one forward pass."
     if r.optimizer_in_backward and r.accumulate > 1:
         yield "optimizer_in_backward frees each gradient at once: there is none left to accumulate."
     if r.optimizer_in_backward and scaled:
         yield "optimizer_in_backward steps before the gradient scaler has seen all gradients."
-    if r.optimizer_in_backward and (on_host or r.offload == "optimizer"):
+    if r.optimizer_in_backward and step_on_host:
         yield "optimizer_in_backward, with the step on the host: every step would wait for a copy."
     if r.optimizer_in_backward and r.ranks > 1:
         yield "with sharding a gradient is there only when all GPUs have summed it, after backward."
@@ -201,9 +202,9 @@ def _contradictions(r: Recipe) -> Iterator[str]:
         yield "lora_targets without lora: say the adapters' rank too."
     if on_host and not r.checkpointing and r.ranks == 1:
         yield "weights on the host save nothing without checkpointing: autograd would keep them."
-    if (on_host or r.offload == "optimizer") and r.optimizer.endswith("8bit"):
+    if step_on_host and r.optimizer.endswith("8bit"):
         yield "8-bit optimizers keep their state where the GPU can reach it: offload 'adamw'."
-    if (on_host or r.offload == "optimizer") and r.optimizer == "fused-adamw":
+    if step_on_host and r.optimizer == "fused-adamw":
         yield "fused-adamw is a kernel of the GPU's, and the step is on the host: offload 'adamw'."
     if r.ranks > 1 and r.optimizer not in ("adamw", "fused-adamw", "sgd"):
         yield "with sharding every GPU steps its own part of each tensor: AdamW and 'sgd' can."

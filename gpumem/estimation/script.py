@@ -79,6 +79,9 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
     if recipe.lora:
         model_on_meta = catalogue.model(config, device="meta", attention=attention)
         targets = adapter_targets(model_on_meta, recipe)
+    loss = "model(input_ids=ids, labels=ids).loss"
+    if recipe.chunked_loss:
+        loss = "chunked_loss(model, ids)"
     plain_name = re.sub(r"[^\w ./:-]", "", name)  # a folder's may end a docstring
     environment = Environment(
         loader=PackageLoader(__package__),
@@ -102,9 +105,7 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
         targets=targets,
         optimizer=techniques.OPTIMIZERS[recipe.optimizer],
         fused=", fused=True" if recipe.optimizer == "fused-adamw" else "",
-        loss="chunked_loss(model, ids)"
-        if recipe.chunked_loss
-        else "model(input_ids=ids, labels=ids).loss",
+        loss=loss,
         changes_logits=techniques.CHANGES_LOGITS,
         sources=_sources(recipe),
         chunk_tokens=CHUNK_TOKENS,

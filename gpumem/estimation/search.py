@@ -115,10 +115,11 @@ class Search:
         for configuration in recipes_to_try.configurations(self.gpu, self.seq_len, self.only):
             if not self._surpassed(configuration):
                 self._try_levels(configuration)
-        for changed in (False, True):  # how small each group can be made, for the frontier
-            levels = [x for x in self.frugal if bool(recipes_to_try.changes(x)) == changed]
-            if levels:
-                self._simulate(min(levels, key=self._least_bytes))
+        # How small each group can be made, for the frontier.
+        same = [level for level in self.frugal if not recipes_to_try.changes(level)]
+        changed = [level for level in self.frugal if recipes_to_try.changes(level)]
+        for levels in filter(None, (same, changed)):
+            self._simulate(min(levels, key=self._least_bytes))
         if not self.options and self.least_of_all:
             self._simulate(self.least_of_all)  # to say by how much it misses
 
@@ -159,10 +160,9 @@ class Search:
                 break
         if best is None:
             return
-        for level in levels:
-            if level.checkpointing and self._least_bytes(level) <= self.room.gpu_bytes:
-                self.frugal.append(level)
-                break
+        frugal = [level for level in levels if level.checkpointing]
+        frugal = [level for level in frugal if self._least_bytes(level) <= self.room.gpu_bytes]
+        self.frugal += frugal[:1]
         without_cost = not best.recipe.checkpointing and best.recipe.offload == "none"
         if without_cost and not self._ruled_out(plain):  # it may need no technique at all
             self._simulate(plain.but(batch_size=best.recipe.batch_size))
@@ -194,16 +194,13 @@ class Search:
         return options
 
     def _simulate(self, recipe: Recipe) -> Option:
-        if recipe not in self.options:
-            found = estimate(self.config, gpu=self.gpu, recipe=recipe)
-            self.options[recipe] = self._option(recipe, found)
-        return self.options[recipe]
-
-    def _option(self, recipe: Recipe, found: Estimate) -> Option:
+        if recipe in self.options:
+            return self.options[recipe]
+        found = estimate(self.config, gpu=self.gpu, recipe=recipe)
         run, needed = found.run, self._needed_bytes(found)
         changes = recipes_to_try.changes(recipe, self.shapes)
         crossing, seconds = link_and_bound(found, self.shapes)
-        return Option(
+        option = Option(
             recipe=recipe,
             group="changed" if changes else "same",
             changes=changes,
@@ -217,6 +214,8 @@ class Search:
             seconds_per_token=seconds / (recipe.tokens * self.gpus),
             sent_bytes=run.sent_bytes,
         )
+        self.options[recipe] = option
+        return option
 
     def _needed_bytes(self, found: Estimate) -> int:
         buckets = recipes_to_try.bucket_bytes(found.recipe, self.shapes, self.gpus)
@@ -286,9 +285,6 @@ def bytes_to_host(trace: Trace) -> int:
     """Return the bytes allocated on the host in the last step: offloaded activations."""
     start = trace.steps()[-1][0]
     return sum(change for index, _, change in trace.changes("cpu") if index >= start and change > 0)
-
-
-# --- as text --------------------------------------------------------------------------------------
 
 
 def bound_text(seconds_per_item: float) -> str:

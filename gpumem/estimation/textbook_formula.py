@@ -1,4 +1,4 @@
-"""formula_estimate(): the memory formula in common use, term by term, with the source of each.
+"""formula_estimate(): the memory formula in common use, term by term.
 
     formula = formula_estimate("Llama-3.1-8B", precision="bf16", batch_size=1, seq_len=8192)
     trace = lab.estimate("Llama-3.1-8B", gpu="a100-80gb", precision="bf16", seq_len=8192)
@@ -7,6 +7,12 @@
 What is stored per parameter is counted from the shapes of the model's tensors and is exact. The
 activations are the published formula, not corrected: `Envelope.beside` shows where a trace differs.
 Terms are summed, as is usual, though some never exist at the same time.
+
+Sources: Adam's two moments per weight, https://arxiv.org/abs/1412.6980; Adafactor's numbers per row
+and column, https://arxiv.org/abs/1804.04235; 8-bit optimizers' scale per block,
+https://arxiv.org/abs/2110.02861; NF4's blocks, https://arxiv.org/abs/2305.14314; LLM.int8()'s scale
+per row, https://arxiv.org/abs/2208.07339; LoRA's adapters, https://arxiv.org/abs/2106.09685;
+activations: Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198.
 
 Limits: one dense decoder on one GPU, without what lives on the host, temporaries, autocast's copies
 of the weights, workspaces and the allocator's rounding. bitsandbytes widens the biases of quantized
@@ -27,16 +33,6 @@ from gpumem.inputs import InputError
 from gpumem.models.config import find_config
 from gpumem.runs import Run
 from gpumem.trace import Category, Storage
-
-KORTHIKANTI = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
-ADAM = "Adam keeps two moments for each weight, https://arxiv.org/abs/1412.6980"
-SGD = "plain SGD keeps nothing, https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html"
-ADAFACTOR = "one number per row and per column, https://arxiv.org/abs/1804.04235"
-EIGHT_BIT = "8-bit moments, a scale per block, https://arxiv.org/abs/2110.02861"
-QLORA = "NF4 in blocks of 64, https://arxiv.org/abs/2305.14314"
-LLM_INT8 = "int8 with a scale per row, https://arxiv.org/abs/2208.07339"
-LORA = "r (rows + columns) per adapted matrix, https://arxiv.org/abs/2106.09685"
-FORMATS = "the format of PyTorch's tensors, https://docs.pytorch.org/docs/stable/tensors.html"
 
 BLOCK_4BIT, BLOCK_SCALES, BLOCK_8BIT = 64, 256, 256
 #: bitsandbytes keeps the state of smaller tensors in float32, and pages that of larger ones.
@@ -67,12 +63,11 @@ _STORED = {
 
 @dataclass(frozen=True)
 class Term:
-    """One term: what it is part of, how it is written, its bytes, where it comes from."""
+    """One term: what it is part of, how it is written, its bytes."""
 
     part: Part
     text: str
     nbytes: int
-    source: str
 
 
 @dataclass(frozen=True)
@@ -83,13 +78,6 @@ class Row:
     formula_bytes: int | None
     highest_bytes: int
     peak_bytes: int
-
-    @property
-    def error(self) -> float | None:
-        """The formula against the highest moment, 0.1 for 10 % too much; None where one lacks."""
-        if self.formula_bytes is None or not self.highest_bytes:
-            return None
-        return self.formula_bytes / self.highest_bytes - 1
 
 
 @dataclass(frozen=True)
@@ -188,24 +176,18 @@ def _stored(shapes: Shapes, recipe: Recipe) -> list[Term]:
     size = recipe.weights_dtype.itemsize
     if recipe.quantize:
         rest = size * (shapes.parameters - shapes.in_linear)
-        terms = [
-            Term(Part.WEIGHTS, f"{size} (P − Q)", rest, FORMATS),
-            _quantized(shapes, recipe.quantize),
-        ]
+        terms = [Term(Part.WEIGHTS, f"{size} (P − Q)", rest), _quantized(shapes, recipe.quantize)]
     else:
-        terms = [Term(Part.WEIGHTS, f"{size} P", size * shapes.parameters, FORMATS)]
+        terms = [Term(Part.WEIGHTS, f"{size} P", size * shapes.parameters)]
     trained, letter = list(shapes.weights.values()), "P"
     if recipe.lora:
         letter, size = "R", 4  # PEFT stores adapters in float32 (`autocast_adapter_dtype`)
         trained = _adapters(shapes, recipe)
-        adapters = 4 * sum(map(prod, trained))
-        terms.append(Term(Part.WEIGHTS, "4 R", adapters, LORA))
+        terms.append(Term(Part.WEIGHTS, "4 R", 4 * sum(map(prod, trained))))
+    text, count = f"{size} {letter}", sum(map(prod, trained))
     if recipe.optimizer_in_backward:
-        nbytes = size * max(map(prod, trained), default=0)
-        terms.append(Term(Part.GRADIENTS, f"{size} × the largest", nbytes, FORMATS))
-    else:
-        nbytes = size * sum(map(prod, trained))
-        terms.append(Term(Part.GRADIENTS, f"{size} {letter}", nbytes, FORMATS))
+        text, count = f"{size} × the largest", max(map(prod, trained), default=0)
+    terms.append(Term(Part.GRADIENTS, text, size * count))
     return [*terms, _optimizer(trained, size, letter, recipe.optimizer)]
 
 
@@ -223,7 +205,7 @@ def _quantized(shapes: Shapes, kind: str) -> Term:
     """Return the packed weights with their scales, and bitsandbytes' small tables of each."""
     if kind == "int8":
         nbytes = sum(rows * columns + 4 * rows for rows, columns in shapes.linear.values())
-        return Term(Part.WEIGHTS, "Q + 4 × rows", nbytes, LLM_INT8)
+        return Term(Part.WEIGHTS, "Q + 4 × rows", nbytes)
     nbytes, text = 0, "Q / 2 + 4 Q / 64"
     if kind == "nf4-double":
         text = "Q / 2 + Q / 64 + 4 Q / (64 × 256)"
@@ -234,21 +216,21 @@ def _quantized(shapes: Shapes, kind: str) -> Term:
             nbytes += 4 * scales
         else:  # the scales' own scales, their table, and their mean
             nbytes += scales + 4 * ceil(scales / BLOCK_SCALES) + 4 * 256 + 4
-    return Term(Part.WEIGHTS, text, nbytes, QLORA)
+    return Term(Part.WEIGHTS, text, nbytes)
 
 
 def _optimizer(trained: list[tuple[int, ...]], size: int, letter: str, kind: str) -> Term:
     if kind in ("adamw", "fused-adamw"):
         nbytes = 2 * size * sum(map(prod, trained))
-        return Term(Part.OPTIMIZER, f"2 × {size} {letter}", nbytes, ADAM)
+        return Term(Part.OPTIMIZER, f"2 × {size} {letter}", nbytes)
     if kind == "sgd":
-        return Term(Part.OPTIMIZER, "0", 0, SGD)
+        return Term(Part.OPTIMIZER, "0", 0)
     if kind == "adafactor":
         numbers = 0
         for shape in trained:
             count = prod(shape)
             numbers += count // shape[-1] + count // shape[-2] if len(shape) > 1 else count
-        return Term(Part.OPTIMIZER, f"{size} (rows + columns)", size * numbers, ADAFACTOR)
+        return Term(Part.OPTIMIZER, f"{size} (rows + columns)", size * numbers)
     total = 2 * 4 * 256  # the two tables of the 8-bit data type
     for count in map(prod, trained):
         if count < LEAST_8BIT:
@@ -260,7 +242,7 @@ def _optimizer(trained: list[tuple[int, ...]], size: int, letter: str, kind: str
     text = f"2 × {letter} + 2 × 4 {letter} / 256"
     if kind == "paged-adamw8bit":
         text = f"2 × 4 {letter} / 256, the rest paged"
-    return Term(Part.OPTIMIZER, text, total, EIGHT_BIT)
+    return Term(Part.OPTIMIZER, text, total)
 
 
 # --- what a forward pass keeps --------------------------------------------------------------------
@@ -288,6 +270,6 @@ def _computed(symbols: Mapping[str, int], recipe: Recipe) -> list[Term]:
         at_once, letters = min(tokens, CHUNK_TOKENS), f"{CHUNK_TOKENS} tokens ×"
     layers_bytes = symbols["L"] * tokens * per_token
     return [
-        Term(Part.ACTIVATIONS, f"L s b h × {text}", layers_bytes, KORTHIKANTI),
-        Term(Part.LOGITS, f"4 {letters} V", 4 * at_once * symbols["V"], KORTHIKANTI),
+        Term(Part.ACTIVATIONS, f"L s b h × {text}", layers_bytes),
+        Term(Part.LOGITS, f"4 {letters} V", 4 * at_once * symbols["V"]),
     ]

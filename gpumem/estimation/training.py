@@ -8,10 +8,9 @@ are random. Experts' shapes do not depend on which of them a router chooses.
 """
 
 import importlib
-import importlib.util
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,20 +45,13 @@ if TYPE_CHECKING:
 _BYTES = 256  # what the corpus needs of a vocabulary
 
 
-def training(
-    model: "str | Path | PreTrainedConfig",
-    recipe: Recipe,
-    *,
-    lengths: Sequence[int] | None = None,
-) -> Callable[..., Iterator]:
+def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable[..., Iterator]:
     """Return the experiment that trains ``model`` by ``recipe``.
 
     Args:
         model: a model of the table, a folder with a ``config.json``, a hub id when online, or a
             transformers config.
         recipe: how it is trained.
-        lengths: tokens per row, batch by batch, instead of always ``recipe.seq_len``; the
-            experiment ends with them. Tokens are random then.
 
     Returns:
         ``experiment(device, layers=None)``: ``layers`` builds the model with another depth.
@@ -72,15 +64,18 @@ def training(
     _import_libraries(recipe)
 
     def experiment(device: torch.device, layers: int | None = None) -> Iterator[torch.Tensor]:
-        _refuse_other_ranks(recipe)
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if recipe.ranks not in (1, ranks):
+            raise InputError(
+                f"this recipe shares a model among {recipe.ranks} ranks, not {ranks}: "
+                f"simulate(..., ranks={recipe.ranks})"
+            )
         with _refusing(name):
             model = build_model(config, recipe, device, layers)
             job = _Job(model, recipe, device)
-        kernels = nullcontext()
-        if recipe.attention == "flash":
-            kernels = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
-        with kernels:
-            for ids in _tokens(config, recipe, device, lengths):
+        flash = recipe.attention == "flash"
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():
+            for ids in _tokens(config, recipe, device):
                 with _refusing(name):
                     loss = job.add(ids, **_images(config, ids))
                 if job.ready:
@@ -91,28 +86,19 @@ def training(
     return experiment
 
 
-def _refuse_other_ranks(recipe: Recipe) -> None:
-    found = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if recipe.ranks not in (1, found):
-        raise InputError(
-            f"this recipe shares a model among {recipe.ranks} ranks, not {found}: "
-            f"simulate(..., ranks={recipe.ranks})"
-        )
-
-
 def _import_libraries(recipe: Recipe) -> None:
     """Import what the recipe needs: a simulation prepares bitsandbytes only if it is imported."""
     names = ["peft"] if recipe.lora else []
     if recipe.quantize or recipe.optimizer.endswith("8bit"):
         names.append("bitsandbytes")
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise InputError(f"this recipe needs {name}: pip install {name}")
-        logging.disable(logging.WARNING)  # bitsandbytes warns of missing optional kernels
-        try:
+    logging.disable(logging.WARNING)  # bitsandbytes warns of missing optional kernels
+    try:
+        for name in names:
             importlib.import_module(name)
-        finally:
-            logging.disable(logging.NOTSET)
+    except ModuleNotFoundError as error:
+        raise InputError(f"this recipe needs {error.name}: pip install {error.name}") from error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 # `simulate` explains the last two.
@@ -132,17 +118,11 @@ def _refusing(name: str) -> Iterator[None]:
         ) from error
 
 
-def _tokens(
-    config: Any, recipe: Recipe, device: torch.device, lengths: Sequence[int] | None
-) -> Iterator[torch.Tensor]:
+def _tokens(config: Any, recipe: Recipe, device: torch.device) -> Iterator[torch.Tensor]:
     rows, columns = recipe.batch_size, recipe.seq_len
     known = config.get_text_config().vocab_size
     if image_tokens(config):
         known = min(known, config.image_token_id)
-    if lengths is not None:
-        for length in lengths:
-            yield torch.randint(known, (rows, length), device=device)
-        return
     # A simulation does not need the text, and reading millions of bytes takes long.
     if known >= _BYTES and detect_fake_mode() is None:
         seed = dist.get_rank() if recipe.ranks > 1 else 0  # each rank has separate rows
@@ -193,13 +173,11 @@ class _Job:
 
     def add(self, ids: torch.Tensor, **images: torch.Tensor) -> torch.Tensor:
         """Run forward and backward of one batch; return its loss."""
-        offloading = nullcontext()
-        if self.recipe.offload == "activations":
-            offloading = activations_on_host(self.model)
-        casts = precisions.autocast(self.device, self.recipe.precision)
-        if self.recipe.ranks > 1:
-            casts = nullcontext()  # units are gathered in bfloat16
-        with offloading, casts:
+        with ExitStack() as stack:
+            if self.recipe.offload == "activations":
+                stack.enter_context(activations_on_host(self.model))
+            if self.recipe.ranks == 1:  # sharded units are gathered in bfloat16
+                stack.enter_context(precisions.autocast(self.device, self.recipe.precision))
             loss = self.loss(ids, **images)
         self.scaler.scale(loss / self.recipe.accumulate).backward()
         self.gathered += 1

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gpumem.models import catalogue
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 #: In the names of a language model's modules where a vision tower stands beside it.
 LANGUAGE = ".language_model."
-_MOST_KNOWN = 64
 _known: dict[tuple[type, str], "Shapes"] = {}
 
 
@@ -78,12 +79,8 @@ def shapes_of(config: "PreTrainedConfig") -> Shapes:
     """Build the model of ``config`` once and count its weights."""
     key = (type(config), config.to_json_string())
     if key not in _known:
-        from gpumem.models.catalogue import layers_of, model, tower_layers_of
-
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        built = model(config, device="meta")
-        layers, linear = layers_of(built), {}
+        built = catalogue.model(config, device="meta")
+        layers, linear = catalogue.layers_of(built), {}
         for name, module in linear_layers(built).items():
             shape = tuple(module.weight.shape)
             # GPT-2's Conv1D holds the transpose.
@@ -92,7 +89,7 @@ def shapes_of(config: "PreTrainedConfig") -> Shapes:
             weights={name: tuple(p.shape) for name, p in built.named_parameters()},
             linear=linear,
             in_layers=sum(p.numel() for p in layers.parameters()) if layers is not None else 0,
-            period=_period(config, layers or (), tower_layers_of(built) or ()),
+            period=_period(config, layers or (), catalogue.tower_layers_of(built) or ()),
         )
     return _known[key]
 

@@ -62,12 +62,9 @@ def cuda_attention_choice(gpu: Gpu) -> Iterator[None]:
         backend = attention_kernel(call, capability, *_preferences())
         return _RUN[backend](call, options.get("scale"))
 
-    library = torch.library.Library("aten", "IMPL")
-    try:
+    with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", chosen, "AutogradCPU")
         yield
-    finally:
-        library._destroy()
 
 
 def _preferences() -> tuple[frozenset[SDPBackend], tuple[SDPBackend, ...] | None]:

@@ -53,14 +53,13 @@ _WITHOUT = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 @contextmanager
 def cuda_autocast_rules() -> Iterator[None]:
     """Inside, ``torch.autocast("cpu")`` runs in float32 what ``torch.autocast("cuda")`` would."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
+    with torch.library._scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some of them replace the CPU's own entry
             for name in FLOAT32:
                 packet = getattr(torch.ops.aten, name)
                 for overload in packet.overloads():
-                    if overload in ("out", "dimname_out") or "out" in overload.split("_"):
+                    if "out" in overload.split("_"):
                         continue
                     operator = getattr(packet, overload)
                     kernel = _to_float32 if name in SET_DTYPE else _in_float32
@@ -69,8 +68,6 @@ def cuda_autocast_rules() -> Iterator[None]:
             for name in _only_on_the_cpu():
                 library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         yield
-    finally:
-        library._destroy()
 
 
 def _in_float32(operator: Any) -> Callable:
@@ -129,16 +126,13 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 @contextmanager
 def cuda_operators() -> Iterator[None]:
     """Inside, the simulated GPU's tensors (CPU devices with an index) use CUDA's kernels."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
+    with torch.library._scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # two of them replace PyTorch's own
             library.impl("dropout", _dropout, "AutogradCPU")
             library.impl("pin_memory", _pinned, "CompositeImplicitAutograd")
             library.impl("is_pinned", _is_pinned, "CompositeImplicitAutograd")
         yield
-    finally:
-        library._destroy()
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:

@@ -38,8 +38,6 @@ from gpumem.fake_cuda.refusals import NAMES_CUDA, line_of_error, refuse, refuse_
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 
-_GROUPED = torch.ops.aten._grouped_mm.default
-
 
 @contextmanager
 def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
@@ -123,7 +121,7 @@ class _LibraryAnswers(TorchDispatchMode):
                     "the experiment changes a tensor that was made outside it. Build the model and "
                     "everything else inside, so that a simulation leaves your tensors alone."
                 )
-        if func is _GROUPED:  # fake tensors know it for bfloat16 alone
+        if func is torch.ops.aten._grouped_mm.default:  # fake tensors know it for bfloat16 alone
             return _create_grouped_mm_output_tensor(*args, None)
         out = func(*args, **kwargs)
         if func is torch.ops.aten._to_copy.default and device is not None:
@@ -150,10 +148,10 @@ def _library_answer(dtype: torch.dtype) -> Any:
             return 0.0 if frame.f_code.co_name in ("_maybe_opt_step", "<genexpr>") else 1.0
         if frame.f_code.co_name == "torch_compilable_check":
             return True  # transformers asks whether there are as many placeholders as images need
-        if name.startswith("torch.utils.data."):
-            return 1  # a seed, or which sample is next: all have one shape, or none could be known
-        if name.startswith("torch.distributed.pipelining."):
-            return 1  # whether every stage knows its shapes beforehand: they all run this code
+        # A seed, or which sample is next: all have one shape, or none could be known. Whether every
+        # stage of a pipeline knows its shapes beforehand: they all run this code.
+        if name.startswith(("torch.utils.data.", "torch.distributed.pipelining.")):
+            return 1
         if name.startswith("torch.optim."):
             # Numbers change no allocation; a yes or no (L-BFGS: stop now?) does: refuse it.
             return None if dtype is torch.bool else 1.0
@@ -173,8 +171,5 @@ def _really(function: Any) -> Any:
 
 def _optimizer_modules() -> list[Any]:
     """Each optimizer's module imported the function by name, so each has its own copy."""
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach")
-    ]
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("torch.optim.")]
+    return [m for m in modules if hasattr(m, "_default_to_fused_or_foreach")]

@@ -9,7 +9,7 @@ value is right. Buffers that NCCL and gloo keep for themselves are no tensors.
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -18,30 +18,21 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gpumem.fake_cuda.fake_tensors import GPU_DEVICE
+from gpumem.fake_cuda.cuda_names import GPU_DEVICE
 from gpumem.inputs import InputError, positive_int
-
-MOST_RANKS = 1 << 16
 
 
 @contextmanager
 def fake_ranks(ranks: int, rank: int, *, as_cuda: bool) -> Iterator[None]:
     """Be rank ``rank`` of ``ranks`` inside the block."""
-    ranks = positive_int(ranks, "ranks", most=MOST_RANKS)
+    ranks = positive_int(ranks, "ranks", most=1 << 16)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
         raise InputError(f"rank must be from 0 to {ranks - 1}, not {rank!r}")
-    if not dist.is_available():
-        raise InputError("this PyTorch was built without torch.distributed")
     if dist.is_initialized():
         raise InputError("a process group is there already: ranks can be simulated without one")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(dist.DeviceMesh, "__init__", _real_mesh))
-        # Joining a group replaces it, for good, by one that names the rank before every line.
-        stack.callback(setattr, sys, "excepthook", sys.excepthook)
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-        stack.callback(dist.destroy_process_group)
+        stack.enter_context(_joined(ranks, rank))
         if as_cuda:
             from torch.distributed.fsdp._fully_shard import _fully_shard
 
@@ -54,19 +45,24 @@ def fake_ranks(ranks: int, rank: int, *, as_cuda: bool) -> Iterator[None]:
 def one_of(ranks: int) -> Iterator[None]:
     """Be the first of ``ranks`` on this machine's GPU. The others are imaginary, and send nothing:
     bytes are right, values are not."""
-    if ranks == 1:
+    with nullcontext() if ranks == 1 else _joined(ranks, 0):
         yield
-        return
+
+
+@contextmanager
+def _joined(ranks: int, rank: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    with ExitStack() as stack:
-        stack.callback(setattr, sys, "excepthook", sys.excepthook)
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-        stack.callback(dist.destroy_process_group)
-        yield
+    # Joining a group replaces it, for good, by one that names the rank before every line.
+    with mock.patch.object(sys, "excepthook", sys.excepthook):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
-_MESH = dist.DeviceMesh.__init__ if dist.is_available() else None
+_MESH = dist.DeviceMesh.__init__
 
 
 def _real_mesh(mesh: Any, device_type: str, *args: Any, **options: Any) -> None:

@@ -8,7 +8,7 @@ and the table still give its size.
 """
 
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -35,7 +35,6 @@ from gpumem.figures.tables import (
     as_runs,
     build_table,
     change_text,
-    finite_number,
     held,
     run_labels,
     sources,
@@ -91,7 +90,7 @@ def draw_bars(
     with figure.drawing() as axes:
         ends, written, totals = [], [], []
         for y, (name, run, stack) in enumerate(zip(names, runs, stacks, strict=True)):
-            end = draw_stack(axes, y, stack)
+            end = _draw_stack(axes, y, stack)
             ends.append(_draw_failure(axes, y, run, int(end)) if run.oom else end)
             lines = textwrap.wrap(one_line(name, 300), 30, max_lines=2, placeholder=" …")
             if len(places) > 1:
@@ -102,12 +101,12 @@ def draw_bars(
                 if against is not None and run is not against and not against.oom:
                     text += f"  ({change_text(run.peak_bytes, against.peak_bytes)})"
                 totals.append((text, end, y))
-        scale_bars(axes, written, max(ends))
+        _scale_bars(axes, written, max(ends))
         limit = runs[0].capacity_bytes if capacity and len(capacities) == 1 else None
         if limit:
-            capacity_line(axes, runs[0].device, limit)
+            _capacity_line(axes, runs[0].device, limit)
         for text, end, y in totals:
-            write_total(axes, text, end, y, line=limit)
+            _write_total(axes, text, end, y, line=limit)
     parts = [_phrase(name, run) for name, run in zip(names, runs, strict=True)]
     figure.describe("Stacked bars", [], [], parts=parts)
     figure.table = build_table(runs, labels=names, against=against)
@@ -138,7 +137,7 @@ def _draw_failure(axes: Axes, y: int, run: Run, total: int) -> int:
         axes.plot(end, y, marker=5, color=ALARM, markersize=9, clip_on=False, zorder=5)
     asked = format_bytes(requested_bytes) if requested_bytes else "more"
     text = f"out of memory: {format_bytes(total)}\nheld, {asked} asked for"
-    write_total(axes, text, end, y, color=ALARM, size=9.5)
+    _write_total(axes, text, end, y, color=ALARM, size=9.5)
     return end
 
 
@@ -149,61 +148,49 @@ def _phrase(name: str, run: Run) -> str:
     return f"{name}: {ending}{format_bytes(sum(parts.values()))}{mostly}"
 
 
-# --- whatever adds up ---------------------------------------------------------------------------
-
-
 def draw_stacked_bars(
     bars: Mapping[str, Mapping[str, float]],
     *,
     title: str,
-    write: Callable[[float], str] = format_bytes,
     source: str = "",
     limit: tuple[str, int] | None = None,
 ) -> Picture:
     """Draw what each bar is made of, with the numbers in a table beneath.
 
     Args:
-        bars: for each bar's name its parts: how much of what. A part may be missing. One named
-            after a category has the category's colour; ``RESERVED`` does not count in the sum.
+        bars: for each bar's name its parts: how many bytes of what. A part may be missing. One
+            named after a category has its colour; ``RESERVED`` does not count in the sum.
         title: what the figure shows.
-        write: how an amount is written; `seconds_text` for seconds.
         source: where the numbers come from.
         limit: a device and how many bytes it can hold, for a line.
 
-    Returns:
-        The figure; ``stacked_bars`` has shown it, ``draw_stacked_bars`` has not.
-
     Raises:
-        InputError: no bars, or an amount that is negative or no number.
+        InputError: no bars.
     """
-    if not any(bars.values()):
-        raise InputError("there is nothing to draw: pass {bar: {part: amount}}")
-    for bar, amounts in bars.items():
-        for name, amount in amounts.items():
-            if finite_number(amount, f"{name} of {bar!r}") < 0:
-                raise InputError(f"{name} of {bar!r} must not be negative: {amount}")
     names = dict.fromkeys(part for bar in bars.values() for part in bar)
     names = [name for name in names if any(bar.get(name) for bar in bars.values())]
-    legend = area_legend(names)
+    if not names:
+        raise InputError("there is nothing to draw: pass {bar: {part: amount}}")
     visible = _visible(names, bars.values())
-    legend = [entry for entry, name in zip(legend, names, strict=True) if name in visible]
+    legend = [entry for entry in area_legend(names) if entry.get_label() in visible]
     figure = Picture(title, source, body=66 + 42 * len(bars), legend=legend)
     sums = {bar: sum(amounts.values()) - amounts.get(RESERVED, 0) for bar, amounts in bars.items()}
     with figure.drawing() as axes:
         ends = []
         for y, amounts in enumerate(bars.values()):
-            ends.append(draw_stack(axes, y, {name: amounts.get(name, 0) for name in names}))
-        scale_bars(axes, [one_line(bar, 34) for bar in bars], max(ends), write)
+            ends.append(_draw_stack(axes, y, {name: amounts.get(name, 0) for name in names}))
+        _scale_bars(axes, [one_line(bar, 34) for bar in bars], max(ends))
         if limit:
-            capacity_line(axes, *limit)
+            _capacity_line(axes, *limit)
         for y, (bar, end) in enumerate(zip(bars, ends, strict=True)):
-            write_total(axes, write(sums[bar]), end, y, line=limit[1] if limit else None)
-    columns = [name for name in names if name != RESERVED] + ["together"]
-    columns += [RESERVED] * (RESERVED in names)
+            _write_total(axes, format_bytes(sums[bar]), end, y, line=limit[1] if limit else None)
+    columns = [*(name for name in names if name != RESERVED), "together"]
+    if RESERVED in names:
+        columns.append(RESERVED)
     rows = []
     for bar, amounts in bars.items():
         known = {**amounts, "together": sums[bar]}
-        rows.append([bar, *(write(known[c]) if c in known else MISSING for c in columns)])
+        rows.append([bar, *(format_bytes(known[c]) if c in known else MISSING for c in columns)])
     figure.describe("Stacked bars", ["", *columns], rows)
     return figure
 
@@ -211,10 +198,7 @@ def draw_stacked_bars(
 stacked_bars = showing(draw_stacked_bars)
 
 
-# --- shared by all bars --------------------------------------------------------------------------
-
-
-def draw_stack(axes: Axes, y: float, parts: Mapping[str, float]) -> float:
+def _draw_stack(axes: Axes, y: float, parts: Mapping[str, float]) -> float:
     """Draw one bar, its parts one after the other, and return where it ends."""
     start = 0.0
     for number, (name, amount) in enumerate(parts.items()):
@@ -230,7 +214,7 @@ def _visible(names: Iterable[str], stacks: Collection[Mapping[str, float]]) -> l
     return [name for name in names if any(stack.get(name, 0) > least for stack in stacks)]
 
 
-def write_total(
+def _write_total(
     axes: Axes, text: str, end: float, y: float, *, line: float | None = None, **style: Any
 ) -> None:
     """Write a text behind the end of a bar; the figure makes room for it.
@@ -244,19 +228,17 @@ def write_total(
     note(axes, text, (end, y), (8, 0), va="center", bbox=PAPER, zorder=6, **style)
 
 
-def scale_bars(
-    axes: Axes, names: Sequence[str], most: float, write: Callable[[float], str] = format_bytes
-) -> None:
+def _scale_bars(axes: Axes, names: Sequence[str], most: float) -> None:
     """Name the bars, the first at the top, and let the axis end at ``most``."""
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, 1.004 * most or 1)  # with the outline of the longest
     axes.spines["left"].set(color="#777777", zorder=5)
     axes.grid(axis="x")
-    scale(axes.xaxis, write, 5)
+    scale(axes.xaxis, format_bytes, 5)
 
 
-def capacity_line(axes: Axes, device: str, capacity_bytes: int) -> None:
+def _capacity_line(axes: Axes, device: str, capacity_bytes: int) -> None:
     """Draw what a device can hold as a line; where it is far off, as text at the edge."""
     high = axes.get_xlim()[1]
     text = f"{device} can hold {format_bytes(capacity_bytes)}"

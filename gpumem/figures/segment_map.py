@@ -55,11 +55,6 @@ def sums(segments: Sequence[Segment]) -> dict[str, int]:
     return dict(zip(HEADINGS[1:], amounts, strict=True))
 
 
-def sums_row(name: str, segments: Sequence[Segment]) -> list[str]:
-    """Return the row of a table whose headings are a name and ``HEADINGS``."""
-    return [name, str(len(segments)), *map(format_bytes, sums(segments).values())]
-
-
 def _kinds(segment: Segment) -> list[tuple[str, int]]:
     """Return kind and bytes of each block. One that waits for its stream still counts as used."""
     blocks = [(block["size"], block["state"] != "inactive") for block in segment["blocks"]]
@@ -93,9 +88,6 @@ def _size(segment: Segment) -> int:
     return sum(block["size"] for block in segment["blocks"])
 
 
-# --- where everything is drawn ------------------------------------------------------------------
-
-
 def layout_of(maps: Collection[Sequence[Segment]]) -> tuple[int, int]:
     """Return how many rows suit all of ``maps``, and how many bytes each row has.
 
@@ -111,9 +103,6 @@ def layout_of(maps: Collection[Sequence[Segment]]) -> tuple[int, int]:
     return max(1, -(-total // row_bytes)), row_bytes
 
 
-# --- the figure ---------------------------------------------------------------------------------
-
-
 def draw_segment_map(
     maps: Mapping[str, Sequence[Segment]], *, title: str = "Segments", source: str = ""
 ) -> Picture:
@@ -125,9 +114,6 @@ def draw_segment_map(
         title: what the figure shows.
         source: where it comes from.
 
-    Returns:
-        The figure; ``segment_map`` has shown it, ``draw_segment_map`` has not.
-
     Raises:
         InputError: there are no maps.
     """
@@ -137,13 +123,17 @@ def draw_segment_map(
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     height = rows * (PANEL + ROW * layout[0])
-    figure = Picture(title, source, body=height, legend=map_legend(maps.values()))
+    found = {kind for each in maps.values() for segment in each for kind, _ in _kinds(segment)}
+    legend = [Patch(label=kind, **EDGE, **STYLES[kind]) for kind in STYLES if kind in found]
+    figure = Picture(title, source, body=height, legend=legend)
     with figure.drawing(rows, columns, squeeze=False) as panels:
         for axes, (name, segments) in zip(panels.flat, maps.items(), strict=False):
-            draw_map(axes, segments, layout, one_line(name, 34), WIDTH / columns)
+            _draw_map(axes, segments, layout, one_line(name, 34), WIDTH / columns)
         for axes in panels.flat[len(maps) :]:
             axes.set_axis_off()
-    table = [sums_row(name, segments) for name, segments in maps.items()]
+    table = []
+    for name, segments in maps.items():
+        table.append([name, str(len(segments)), *map(format_bytes, sums(segments).values())])
     figure.describe("Maps of segments", ["", *HEADINGS], table)
     return figure
 
@@ -151,14 +141,7 @@ def draw_segment_map(
 segment_map = showing(draw_segment_map)
 
 
-def map_legend(maps: Collection[Sequence[Segment]]) -> list[Patch]:
-    """Return legend entries of those of the three kinds that occur."""
-    found = {kind for segments in maps for each in segments for kind, _ in _kinds(each)}
-    styles = {kind: style for kind, style in STYLES.items() if kind in found}
-    return [Patch(label=kind, **EDGE, **style) for kind, style in styles.items()]
-
-
-def draw_map(
+def _draw_map(
     axes: Axes, segments: Sequence[Segment], layout: tuple[int, int], name: str, width: float
 ) -> None:
     """Draw one map, some ``width`` pixels wide, its rows from the top down."""

@@ -50,19 +50,16 @@ SHORT_NAMES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "op
 TABLE_STEPS = 10
 VISIBLE = 0.004  # of the width
 SHORT, MANY = 0.03, 8  # so many in turn, each of a smaller share of the width, are drawn as one
-STEP_LINE = {"color": GREY, "linewidth": 1, "linestyle": (0, (2, 2)), "zorder": 5}
 
 
-def draw_timeline(
-    run: Run, *, steps: int | tuple[int, int] | None = None, title: str | None = None
-) -> Picture:
+def draw_timeline(run: Run, *, steps: int | None = None, title: str | None = None) -> Picture:
     """Draw the live bytes of a run from event to event, with each step's peaks in a table.
 
     Marked are the peak, and where the run ran out of memory.
 
     Args:
         run: a run with a trace (of this session, not read back from a file).
-        steps: a step's number from 1, or ``(first, last)``; None: everything, the set-up too.
+        steps: a step's number from 1; None: everything, the set-up too.
         title: what the figure shows; None: "Live memory, event by event: <name>".
 
     Returns:
@@ -81,10 +78,9 @@ def draw_timeline(
     line = run.trace.timeline()
     if not line.bytes_by_category:
         raise InputError(f"the run {run.name!r} allocated nothing on {run.trace.device}")
-    title = title or f"Live memory, event by event: {run.name}"
     return draw_line(
         line,
-        title=title,
+        title=title or f"Live memory, event by event: {run.name}",
         source=run.label,
         limit=("capacity", run.capacity_bytes),
         oom=run.oom,
@@ -104,7 +100,7 @@ def draw_line(
     source: str,
     limit: tuple[str, int | None] = ("", None),
     oom: OutOfMemory | None = None,
-    steps: int | tuple[int, int] | None = None,
+    steps: int | None = None,
     allocated_bytes: Sequence[int] = (),
     ended: bool = True,
 ) -> Picture:
@@ -116,32 +112,35 @@ def draw_line(
     """
     whole = pd.DataFrame(line.bytes_by_category, index=line.indices)
     phases = pd.Series(line.phases, index=line.indices)
-    window, first_step = whole, 0
+    window = whole
     if steps is not None:
-        first_step, last_step = steps if isinstance(steps, tuple) else (steps, steps)
         ranges = line.steps()
-        last_step = positive_int(last_step, "steps", most=len(ranges))
-        first_step = positive_int(first_step, "steps", most=last_step)
-        window = whole.loc[ranges[first_step - 1][0] : ranges[last_step - 1][1] - 1]
-        allocated_bytes = allocated_bytes[first_step - 1 : last_step]
+        steps = positive_int(steps, "steps", most=len(ranges))
+        start, stop = ranges[steps - 1]
+        window = whole.loc[start : stop - 1]
+        allocated_bytes = allocated_bytes[steps - 1 : steps]
         if window.empty:
-            raise InputError("nothing was allocated or freed in these steps: leave steps out")
+            raise InputError("nothing was allocated or freed in this step: leave steps out")
     window = window.loc[:, window.any()]
     totals = window.sum(axis=1)
     figure = Picture(title, source, body=390, legend=area_legend(window.columns))
     with figure.drawing() as axes:
         _draw_areas(axes, window.iloc[points_to_draw(totals.tolist())])
-        event_axes(axes, window.index[0], window.index[-1] + 1)
-        limit_top(axes, int(totals.max()), *limit)
+        axes.set_xlim(window.index[0], window.index[-1] + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("allocations and frees, in order")
         axes.set_ylabel("live memory")
+        axes.grid(axis="y")
+        scale(axes.yaxis, format_bytes)
+        _limit_top(axes, int(totals.max()), *limit)
         _name_phases(axes, phases.loc[window.index])
         _name_steps(axes, line)
-        ends = window.index[-1] == whole.index[-1]
-        where = _where(line, totals.idxmax())
+        at_end = window.index[-1] == whole.index[-1]
         size = _peak_size(int(totals.max()), allocated_bytes)
-        _mark_peak(axes, totals, size, oom if ends else None, ended)
+        _mark_peak(axes, totals, size, oom if at_end else None, ended)
     at = totals.idxmax()
-    parts = [f"Peak {size} in {where}"]
+    parts = [f"Peak {size} in {_where(line, at)}"]
     parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
     if oom:
         parts.append(str(oom))
@@ -149,7 +148,7 @@ def draw_line(
     caption = f"Highest memory of the tensors in each phase; {source}."
     if len(rows) > TABLE_STEPS:
         caption += f" {TABLE_STEPS} of {len(rows)} rows."
-        first = min(max(first_step - 1, 0), len(rows) - TABLE_STEPS)
+        first = min(max((steps or 0) - 1, 0), len(rows) - TABLE_STEPS)
         rows = rows[first : first + TABLE_STEPS]
     figure.describe("Stacked areas", headings, rows, parts=parts, caption=caption)
     return figure
@@ -168,17 +167,7 @@ def _draw_areas(axes: Axes, window: pd.DataFrame) -> None:
     axes.step(at, low, where="post", color=INK, linewidth=0.9, zorder=4)
 
 
-def event_axes(axes: Axes, start: int, stop: int) -> None:
-    """Scale the axes of a figure that shows bytes from event to event."""
-    axes.set_xlim(start, stop)
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("allocations and frees, in order")
-    scale(axes.yaxis, format_bytes)
-    axes.grid(axis="y")
-
-
-def limit_top(axes: Axes, highest_bytes: int, name: str, limit_bytes: int | None) -> None:
+def _limit_top(axes: Axes, highest_bytes: int, name: str, limit_bytes: int | None) -> None:
     """Leave room above the highest point, and draw a limit where it has a place."""
     top = 1.3 * highest_bytes or 1
     if limit_bytes and limit_bytes < 1.25 * top:
@@ -196,8 +185,7 @@ def _name_phases(axes: Axes, phases: pd.Series) -> None:
         share = (stop - start) / width
         if share < VISIBLE:
             continue
-        phase = names[0]
-        colour = PHASE_COLOURS[phase]
+        colour = PHASE_COLOURS[names[0]]
         axes.axvspan(start, stop, facecolor=colour, alpha=0.45, linewidth=0, zorder=0)
         strip = {"facecolor": colour, "edgecolor": "white", "linewidth": 1, "clip_on": False}
         axes.axvspan(start, stop, 1, 1.07, **strip)
@@ -243,7 +231,7 @@ def _name_steps(axes: Axes, line: Timeline) -> None:
     for number, (low, high) in enumerate(line.steps(), start=1):
         if not start <= low < min(stop, high):
             continue
-        axes.axvline(low, **STEP_LINE)
+        axes.axvline(low, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=5)
         if fits(f"step {number} ", (min(high, stop) - low) / (stop - start)):
             note(axes, f"step {number}", (low, 1.07), (0, 4), xycoords=ABOVE, weight="bold")
 
@@ -259,9 +247,7 @@ def _mark_peak(
     axes: Axes, totals: pd.Series, size: str, oom: OutOfMemory | None, ended: bool
 ) -> None:
     """Draw an arrow to the peak; of a run that ended by an out-of-memory error, one to its end."""
-    at = totals.idxmax()
-    words = f"peak {size}"
-    colour = INK
+    at, words, colour = totals.idxmax(), f"peak {size}", INK
     if oom:
         asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"
         moment, colour = f"in step {oom.step}", ALARM

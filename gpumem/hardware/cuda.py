@@ -30,8 +30,8 @@ class CudaMemory:
             return False  # a broken driver: `hardware.this_machine` says so in its note
         return True
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        return question(*arguments, **options) if self.available else None
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        return question(*arguments) if self.available else None
 
     def allocated(self) -> int | None:
         """Bytes that live tensors hold."""
@@ -89,15 +89,14 @@ def free_memory() -> None:
         if hasattr(sys, name):
             delattr(sys, name)
     ipython = sys.modules.get("IPython")  # a shell can only be running if it was imported
-    if ipython is not None and (shell := ipython.get_ipython()) is not None:
+    if ipython and (shell := ipython.get_ipython()):
         shell.InteractiveTB.tb = None
         shell.last_execution_result = None
     gc.collect()
     cuda_memory.clear_workspaces()
     cuda_memory.empty_cache()
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "malloc_trim"):  # glibc alone has it
-        libc.malloc_trim(0)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # glibc alone has it
 
 
 def clear_exception(error: BaseException) -> None:

@@ -31,9 +31,6 @@ _TRACKED = (
 )
 
 
-# --- this machine ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Machine:
     """What this computer is to the lessons.
@@ -59,7 +56,7 @@ class Machine:
     versions: dict[str, str | None]
     bf16_native: bool
     cores: int
-    host_memory_bytes: int | None
+    host_memory_bytes: int
     in_colab: bool
     phantom: bool = False
 
@@ -81,9 +78,8 @@ class Machine:
     @property
     def label(self) -> str | None:
         """Where figures of this machine's GPU come from, as `Run.label`; None without a GPU."""
-        if not self.can_measure:
-            return None
-        return f"on a phantom {self.name}" if self.phantom else f"measured on {self.name}"
+        where = "on a phantom" if self.phantom else "measured on"
+        return f"{where} {self.name}" if self.can_measure else None
 
 
 def machine() -> Machine:
@@ -130,13 +126,14 @@ def _accelerator() -> dict[str, Any]:
 def _cuda_device() -> dict[str, Any]:
     name = torch.cuda.get_device_name()
     capacity_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    described = f"{name} ({format_bytes(capacity_bytes)})"
     through = " through ROCm, which answers PyTorch's CUDA calls" if torch.version.hip else ""
     phantom = PHANTOM_VARIABLE in os.environ
-    note = f"Measured for real on {name} ({format_bytes(capacity_bytes)}){through}."
+    note = f"Measured for real on {described}{through}."
     if phantom:
         note = (
-            f"A phantom {name} ({format_bytes(capacity_bytes)}): bytes are those of PyTorch's own "
-            "CUDA code; nothing is computed or timed."
+            f"A phantom {described}: bytes are those of PyTorch's own CUDA code; nothing is "
+            "computed or timed."
         )
     return {
         "kind": "rocm" if torch.version.hip else "cuda",
@@ -151,8 +148,7 @@ def _cuda_device() -> dict[str, Any]:
 
 @functools.cache
 def _cpu_bf16() -> bool:
-    ask = getattr(torch.cpu, "get_capabilities", dict)  # older PyTorch lacks it
-    found = ask()
+    found = torch.cpu.get_capabilities()
     return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
 
@@ -178,10 +174,9 @@ def _driver(kind: str) -> str | None:
 @functools.cache
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    text = info.read_text(errors="replace") if info.is_file() else ""
+    if found := re.search(r"^model name\s*:(.*)", text, re.MULTILINE):
+        return found[1].strip()
     return platform.processor() or platform.machine() or "CPU"
 
 
@@ -192,9 +187,6 @@ def _host_memory_bytes() -> int:
         if path.is_file() and (text := path.read_text().strip()).isdigit():
             found.append(int(text))
     return min(found)
-
-
-# --- pretending to be another GPU --------------------------------------------------------------
 
 
 class _Pretence(NamedTuple):
@@ -250,10 +242,9 @@ def pretend(
 
 
 def _cap(pretence: _Pretence) -> None:
-    here = machine()
+    here, budget_bytes = machine(), pretence.budget_bytes
     if not here.can_measure:
         return
-    budget_bytes = pretence.budget_bytes
     if budget_bytes is None:
         cuda.cuda_memory.cap(1.0)
         return
@@ -266,8 +257,6 @@ def _cap(pretence: _Pretence) -> None:
     cuda.cuda_memory.empty_cache()  # what is cached already would otherwise escape the cap
     cuda.cuda_memory.cap(budget_bytes / here.capacity_bytes)
 
-
-# --- this machine's GPU in the catalogue, and the name of its folder of results ----------------
 
 #: GPUs of one model report capacities that differ by less than this fraction: drivers and ECC.
 SAME_CAPACITY = 0.06

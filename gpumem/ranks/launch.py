@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gpumem.experiment import Experiment, check_arguments, name_of
 from gpumem.files import SOURCE
 from gpumem.hardware import this_machine
@@ -64,7 +66,6 @@ def launch(
     ranks: int = 2,
     steps: int = 4,
     timeout_seconds: float = 120,
-    cpu: bool = False,
     **parameters: Any,
 ) -> list[Run]:
     """Measure ``experiment`` on ``ranks`` processes, which torchrun's launcher starts.
@@ -76,7 +77,6 @@ def launch(
         ranks: how many processes; with one, that is still a separate process.
         steps: training steps, as for `measure`.
         timeout_seconds: limit for all of it, the start of the processes included.
-        cpu: stay on the CPU even where there are enough GPUs.
         **parameters: the experiment's own arguments: numbers, text, booleans or None.
 
     Returns:
@@ -109,7 +109,7 @@ def launch(
         parameters=parameters,
         gpu=gpu,
         budget_bytes=None if gpu else this_machine.current_budget_bytes(),
-        backend="nccl" if gpu_for_each(ranks) and not cpu else "gloo",
+        backend="nccl" if gpu_for_each(ranks) else "gloo",
         imports=[name for name in sys.modules if name.startswith("transformers.models.")],
         caller=os.getpid(),
         timeout_seconds=timeout_seconds,
@@ -137,8 +137,6 @@ def _file_of(experiment: Experiment) -> Path:
 
 def gpu_for_each(ranks: int) -> bool:
     """Return whether this machine has a GPU for each of ``ranks`` processes."""
-    import torch
-
     return this_machine.device().type == "cuda" and torch.cuda.device_count() >= ranks
 
 

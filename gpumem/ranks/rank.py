@@ -105,10 +105,7 @@ def _measured(job: Job, folder: Path, rank: int, ranks: int) -> Run:
     limit = timedelta(seconds=job.timeout_seconds)
     dist.init_process_group(job.backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     experiment = getattr(_module(job.module, job.file), job.name)
-    pretending = contextlib.nullcontext()
-    if job.gpu or job.budget_bytes:
-        pretending = this_machine.pretend(job.gpu, budget_bytes=job.budget_bytes)
-    with pretending:
+    with this_machine.pretend(job.gpu, budget_bytes=job.budget_bytes):
         run = measure(experiment, steps=job.steps, **job.parameters)
     if run.oom is None:
         dist.destroy_process_group()  # waits for the others, who may never come after a failure

@@ -6,7 +6,6 @@ run in another one.
 
 from collections.abc import Callable, Iterable
 
-from labkit.doctor.finding import Finding
 from labkit.doctor.machine import (
     check_compiler,
     check_deepspeed,
@@ -14,9 +13,7 @@ from labkit.doctor.machine import (
     check_memory,
     check_small_model,
 )
-from labkit.doctor.packages import Imports, check_packages, check_python
-
-__all__ = ["Finding", "as_text", "examine"]
+from labkit.doctor.packages import Finding, Imports, check_packages, check_python
 
 
 def examine() -> list[Finding]:

@@ -10,7 +10,7 @@ import torch
 
 from gpumem.hardware import this_machine
 from gpumem.inputs import format_bytes
-from labkit.doctor.finding import Finding
+from labkit.doctor.packages import Finding
 
 NEARLY_FULL = 0.5  # of a GPU's memory in use by others: lessons at GPU size may not fit
 _INSTALL = "https://pytorch.org/get-started/locally"

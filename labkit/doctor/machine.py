@@ -9,7 +9,7 @@ from pathlib import Path
 from gpumem.files import cache_folder
 from gpumem.inputs import GIB, format_bytes
 from gpumem.models import pretrained
-from labkit.doctor.finding import Finding
+from labkit.doctor.packages import Finding
 
 DISK_BYTES = 2 * GIB  # the small model's file, its converted copy, and the executed notebooks
 MEMORY_BYTES = 2 * GIB  # each lesson fits, as on Binder; some then leave a part out
@@ -44,7 +44,7 @@ def check_memory() -> list[Finding]:
 
     from gpumem.hardware.this_machine import machine
 
-    total_bytes = machine().host_memory_bytes or psutil.virtual_memory().total
+    total_bytes = machine().host_memory_bytes
     free_bytes = min(psutil.virtual_memory().available, total_bytes)
     text = f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free"
     if total_bytes < MEMORY_BYTES:

@@ -2,12 +2,13 @@
 
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
+from typing import NamedTuple
 
 from gpumem.files import SOURCE
-from labkit.doctor.finding import Finding, pip_install
 
 DISTRIBUTION = "gpu-memory-lab"
 #: What the course has been tested with; the package itself refuses what is older.
@@ -35,6 +36,20 @@ print("all work")
 """
 
 
+class Finding(NamedTuple):
+    """What a check found: ``ok``, ``note`` (works, but shows less) or ``problem``."""
+
+    status: str
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def pip_install(arguments: str) -> str:
+    """Return the command that installs packages for this Python."""
+    return f"`{shlex.quote(sys.executable)} -m pip install {arguments}`"
+
+
 def check_python() -> list[Finding]:
     """Return which Python and which labkit these are."""
     python = ".".join(map(str, sys.version_info[:3]))
@@ -60,9 +75,11 @@ def check_packages() -> list[Finding]:
         try:
             version = importlib.metadata.version(name)
         except PackageNotFoundError:
-            optional = marker is not None and "extra" in str(marker)
-            text = "is not installed" + (", and lessons are opened and run with it" * optional)
-            findings.append(Finding("note" if optional else "problem", name, text, remedy))
+            found = Finding("problem", name, "is not installed", remedy)
+            if marker is not None and "extra" in str(marker):
+                text = "is not installed, and lessons are opened and run with it"
+                found = Finding("note", name, text, remedy)
+            findings.append(found)
             continue
         tested = SpecifierSet(TESTED.get(name, ""))
         if not wanted.contains(version, prereleases=True):

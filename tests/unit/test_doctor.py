@@ -15,7 +15,7 @@ from gpumem.hardware import this_machine
 from gpumem.models import pretrained
 from labkit import doctor
 from labkit.doctor import gpu, machine, packages
-from labkit.doctor.finding import Finding
+from labkit.doctor.packages import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,14 +136,14 @@ def test_the_small_model_where_no_package_has_it(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("free", "limit", "status", "says"),
     [
-        (8, None, "ok", "8.00 GiB of 80.0 GiB are free"),
+        (8, 80, "ok", "8.00 GiB of 80.0 GiB are free"),
         (3, 64, "note", "3.00 GiB of 64.0 GiB are free"),
         (60, 2, "note", "2.00 GiB of 2.00 GiB are free"),
         (60, 1, "problem", "1.00 GiB of 1.00 GiB are free"),
     ],
 )
 def test_little_memory_and_a_container_with_a_small_limit(monkeypatch, free, limit, status, says):
-    here = SimpleNamespace(host_memory_bytes=limit and limit << 30)
+    here = SimpleNamespace(host_memory_bytes=limit << 30)
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     host = SimpleNamespace(available=free << 30, total=80 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: host)

@@ -1,6 +1,9 @@
 """Steps of varied length: one trace spliced from two-step traces, and what it reserves."""
 
+from unittest import mock
+
 import pytest
+import torch
 
 import labkit as lab
 from benchmarks.setups import tiny_config
@@ -32,10 +35,25 @@ def changes(trace):
     ]
 
 
+def training_of_lengths(config, recipe, lengths):
+    """The experiment that trains on a batch of each length."""
+
+    def tokens(config, recipe, device):
+        for length in lengths:
+            yield torch.randint(config.vocab_size, (recipe.batch_size, length), device=device)
+
+    def experiment(device):
+        with mock.patch("gpumem.estimation.training._tokens", tokens):
+            yield from training(config, recipe)(device)
+
+    return experiment
+
+
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_spliced_and_simulated_steps_are_the_same_events(recipe):
     config = tiny_config()
-    whole = simulated_log(training(config, recipe, lengths=LENGTHS), gpu=GPU, steps=len(LENGTHS))
+    train = training_of_lengths(config, recipe, LENGTHS)
+    whole = simulated_log(train, gpu=GPU, steps=len(LENGTHS))
     traces = {
         length: recipe_log(config, recipe.but(seq_len=length), GPU, exact=True).log.trace
         for length in set(LENGTHS)
@@ -56,7 +74,7 @@ def test_without_a_gpu_the_steps_of_an_experiment_are_replayed(expandable):
     recipe = Recipe(batch_size=4)
 
     def train(device, lengths):
-        yield from training(tiny_config(), recipe, lengths=lengths)(device)
+        yield from training_of_lengths(tiny_config(), recipe, lengths)(device)
 
     cuda, steps = measured_or_replayed(
         train, list(LENGTHS), gpu="t4", expandable_segments=expandable

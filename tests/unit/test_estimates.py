@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from transformers import LlamaConfig
 
 import labkit as lab
 from benchmarks.setups import TINY as SIZES
+from benchmarks.sixty_estimates import FILE, computed
 from gpumem.estimation.estimate import estimate, one_layer_bytes
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware import this_machine
@@ -23,6 +25,20 @@ TINY = LlamaConfig(**SIZES | {"num_hidden_layers": 5})
 def tensor_bytes(found):
     """The peak without what the allocator's rounding adds, which is no function of the size."""
     return found.peak_allocated_bytes - found.by_category.get("unattributed", 0)
+
+
+# --- what must not move ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.nightly)])
+def test_estimates_are_those_that_were_stored(every):
+    """If they move and should: `python benchmarks/sixty_estimates.py --write`, and say why."""
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
+    if any(version(name) != wanted for name, wanted in stored["versions"].items()):
+        pytest.skip(f"stored with {stored['versions']}")
+    found = computed(every)
+    assert found
+    assert found == {name: stored["estimates"][name] for name in found}
 
 
 # --- what an estimate says ------------------------------------------------------------------------

@@ -40,7 +40,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test-lessons test-code test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site map api picture links clean
+.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site map picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -88,8 +88,7 @@ test-phantom: $(PHANTOM)/.built $(MORE) ## Hold labkit to PyTorch's own CUDA cod
 
 # With all lessons, in half an hour.
 test-phantom-all: PHANTOM_TESTS = tests/phantom
-test-phantom-all: test-phantom ## The same with all lessons, and a hub with phantom GPUs
-	$(PYTEST) tests/hub/test_hub.py -k phantom
+test-phantom-all: test-phantom ## The same with all lessons
 
 lint: $(STAMP) ## Lint, check the format of code and notebooks, and the spelling
 	$(BIN)/ruff check .
@@ -121,10 +120,7 @@ $(EXECUTED): $(STAMP) $(wildcard notebooks/*.ipynb) $(shell find gpumem labkit r
 map: ## Write the map of the course into the README and lesson 00, from the lessons' own words
 	python3 site/course_map.py
 
-api: $(STAMP) ## Write docs/API.md from the docstrings
-	$(BIN)/python .ci/api.py
-
-picture: $(STAMP) ## Draw README's picture again (a minute)
+picture: $(STAMP) ## Write docs/CHEAT_SHEET.md and draw its picture again (two minutes)
 	$(BIN)/python .ci/picture.py
 
 # GitHub's addresses, those of Colab, Binder and raw files, plain or URL-encoded, and a clone's folder.

@@ -1,6 +1,8 @@
-"""Draw README's picture: what each move of the order of adoption leaves of one job's peak.
+"""Write docs/CHEAT_SHEET.md's tables and draw its picture, which the README shows, too.
 
-Simulates (a minute on two cores), writes docs/adoption.png and puts its description into README.md.
+Simulates (two minutes on two cores) what `labkit cheat-sheet` prints. The picture shows what each
+move of its order of adoption leaves of the peak: a sentence in the README and the page says so, and
+the page describes it in full.
 
 Usage: `make picture`.
 """
@@ -13,37 +15,50 @@ import matplotlib as mpl
 from gpumem.figures.bars import draw_bars
 from gpumem.figures.drawing import DPI, STYLE, Picture
 from gpumem.files import write_atomic
-from gpumem.runs import Run
-from labkit.cheat_sheet.figures import CommonJob, order_of_adoption, simulated
+from gpumem.inputs import format_bytes
+from labkit.cheat_sheet.export import sections
+from labkit.cheat_sheet.figures import Sheet, build
 
-ROOT = Path(__file__).resolve().parent.parent
-IMAGE = "docs/adoption.png"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-def runs(job: CommonJob) -> dict[str, Run]:
-    """The plain job, and it with each move on top of the earlier ones, by what to call them."""
-    plain = simulated(job, job.recipe)
-    named = {"plain training": plain.run}
-    for move in order_of_adoption(job):
+def draw(sheet: Sheet) -> Picture:
+    """Bars: the plain job, and it with each move on top of the earlier ones."""
+    named = {"plain training": sheet.plain.run}
+    for move in sheet.order:
         named["+ " + move.name.replace(" + ", ", ")] = move.after.run
-    return named
-
-
-def draw(job: CommonJob) -> Picture:
-    """The bars, with the GPU's budget as a line."""
-    named = runs(job)
-    title = f"{job.model}, one training step: what each technique leaves of the peak"
+    title = f"{sheet.job.model}, one training step: what each technique leaves of the peak"
     return draw_bars(named.values(), labels=list(named), title=title)
 
 
+def finding(sheet: Sheet) -> str:
+    """What the picture shows, in a sentence."""
+    first, last = sheet.plain.run, sheet.order[-1].after.run
+    return (
+        f"One training step of {sheet.job.model} peaks at {format_bytes(first.peak_bytes)}; "
+        f"{len(sheet.order)} moves, one on top of the other, leave {format_bytes(last.peak_bytes)}."
+    )
+
+
+def between(text: str, mark: str, made: str) -> str:
+    """``text`` with ``made`` between the two comments that ``mark`` names."""
+    begin, end = f"<!-- {mark}: begin -->\n", f"<!-- {mark}: end -->"
+    before, _, rest = text.partition(begin)
+    return before + begin + made + "\n" + end + rest.partition(end)[2]
+
+
 def main() -> None:
-    picture = draw(CommonJob())
+    sheet = build()
+    picture = draw(sheet)
     with mpl.rc_context(STYLE):
-        picture.savefig(ROOT / IMAGE, dpi=DPI * 2, metadata={"Software": None})
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    line = f"![{picture.alt}]({IMAGE})"
-    write_atomic(readme, re.sub(rf"!\[[^\]]*\]\({re.escape(IMAGE)}\)", lambda _: line, text))
+        picture.savefig(DOCS / "adoption.png", dpi=DPI * 2, metadata={"Software": None})
+    for path in (DOCS.parent / "README.md", DOCS / "CHEAT_SHEET.md"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"!\[[^\]]*\](?=\((docs/)?adoption\.png\))", f"![{finding(sheet)}]", text)
+        if path.parent == DOCS:
+            text = between(text, "picture", picture.alt)
+            text = between(text, "cheat sheet", "\n\n".join(map(str, sections(sheet))))
+        write_atomic(path, text)
 
 
 if __name__ == "__main__":

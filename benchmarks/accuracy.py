@@ -7,7 +7,7 @@
     python -m phantom_gpu a100-80gb benchmarks/accuracy.py --fits --out results
     python benchmarks/accuracy.py --recorded           # what GPUs and phantoms recorded, in short
     python benchmarks/accuracy.py --only LoRA          # what has the text in its name
-    python benchmarks/accuracy.py --markdown           # the table as README shows it
+    python benchmarks/accuracy.py --markdown           # the table as docs/ACCURACY.md shows it
 
 On the CPU the truth is the allocator's own record (the profiler's memory events), and hand-written
 set-ups follow the recipes. On CUDA it is ``max_memory_allocated`` above what was allocated before,
@@ -205,7 +205,7 @@ def misses(rows: list[Row]) -> list[str]:
 
 
 def markdown(rows: list[Row], machine: str) -> str:
-    """The recipes as a table for README, between two markers, with a summary of every group."""
+    """The recipes as a table for docs/ACCURACY.md, between its markers, and a summary."""
     groups = _groups(rows)
     recipes = groups.get(RECIPES_GROUP, [])
     reserved = any(row.reserved_bytes is not None for row in recipes)
@@ -352,7 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(option, dest="file", action="store_const", const=file, help=what)
     parser.add_argument("--only", default="", metavar="TEXT", help="what is named like this")
     parser.add_argument("--out", type=Path, metavar="DIR", help="store the table as JSON too")
-    parser.add_argument("--markdown", action="store_true", help="print the table for README")
+    parser.add_argument("--markdown", action="store_true", help="print the page's table")
     parser.add_argument("--recorded", action="store_true", help="only show what phantoms recorded")
     options = parser.parse_args(arguments)
     if options.recorded:

@@ -24,8 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "gpumem.hardware.this_machine": ("pretend",),
         "gpumem.hardware.catalogue": ("gpu", "gpus"),
         "gpumem.hardware.cuda": ("free_memory",),
-        "gpumem.units": ("format_bytes",),
-        "gpumem.inputs": ("InputError",),
+        "gpumem.inputs": ("format_bytes", "InputError"),
     },
     "Models and data": {
         "gpumem.models.catalogue": ("model", "model_info", "pretrained", "checkpointing"),

@@ -10,9 +10,9 @@
     run = lab.run(experiment, batch_size=8)   # measured on a GPU, else simulated for a T4
     lab.bars([run])
 
-The public names are gpumem's and those below; docs/API.md documents them. A name loads its module,
-and the libraries that module needs, when it is first used: `labkit doctor` must start where PyTorch
-cannot be imported.
+The public names are gpumem's and those below; the course's site documents them. A name loads its
+module, and the libraries that module needs, when it is first used: `labkit doctor` must start where
+PyTorch cannot be imported.
 """
 
 import gpumem

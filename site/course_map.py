@@ -1,9 +1,8 @@
 """The map of the course, in the README and in lesson 00: `make map`.
 
-Lesson 00 shows each lesson's question and no surprise, which would give its predictions away.
-Question, minutes and hardware are those of each lesson's title cell. The sentence to tell a
-colleague (``surprise``) and the lessons that it builds on (``builds_on``) are in the notebook's
-metadata. A lesson's short name is written by hand, in the README.
+Both show each lesson's question and no surprise, which would give its predictions away.
+Question and minutes are those of each lesson's title cell. A lesson's short name is written by
+hand, in the README.
 """
 
 import json
@@ -29,9 +28,6 @@ class Row(NamedTuple):
     path: str
     question: str
     minutes: str
-    hardware: str
-    surprise: str
-    builds_on: list[str]
 
     @property
     def number(self) -> str:
@@ -43,15 +39,10 @@ def rows() -> Iterator[Row]:
     for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         title = "".join(notebook["cells"][0]["source"])
-        minutes, hardware, *_ = re.search(r"^(\d+ min) · ([^·\n]+)", title, re.MULTILINE).groups()
-        about = notebook["metadata"]
         yield Row(
             path=path.name,
             question=re.search(r"^# (.+)$", title, re.MULTILINE)[1],
-            minutes=minutes,
-            hardware=hardware.strip(),
-            surprise=about.get("surprise", "–"),  # a capstone has none
-            builds_on=about["builds_on"],
+            minutes=re.search(r"^(\d+) min · ", title, re.MULTILINE)[1],
         )
 
 
@@ -60,13 +51,12 @@ def for_readme(names: dict[str, str]) -> str:
     lines = [
         *ways(""),
         "",
-        "| # | lesson | question | what to tell a colleague | builds on | time | runs on |",
+        "| # | lesson | question | min |",
+        "|---|---|---|--:|",
     ]
-    lines.append("|---|---|---|---|---|---|---|")
     for row in rows():
         link = f"[{names[row.path]}](notebooks/{row.path})"
-        cells = (row.number, link, row.question, row.surprise, ", ".join(row.builds_on) or "–")
-        lines.append(f"| {' | '.join(cells)} | {row.minutes} | {row.hardware} |")
+        lines.append(f"| {row.number} | {link} | {row.question} | {row.minutes} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,8 @@
 """The pages of the site: executed lessons, the repository's own Markdown, and tables made here.
 
 Files keep their places in the repository, so that the links between them hold as they are. The home
-page is the README; only the verdicts and the recorded GPUs are written here, from the functions
-that fill the report and the cheat sheet.
+page is the README. Three pages are written here: the verdicts and the recorded GPUs, from the
+functions that fill the report and the cheat sheet, and the public names, from their docstrings.
 
 Limits: a lesson that the run has not executed, or that failed, has no page: links to it lead to the
 repository. A notebook of one's own in the run has none either. Lessons are shown in the order of
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import api_page
 import nbformat
 
 from gpumem.figures import html_pages
@@ -44,6 +45,9 @@ SHOWN = (
     "text/plain",
 )
 DOWNLOADS = "downloads"
+PUBLIC_NAMES = "docs/API"
+#: Each has a README of its own.
+PACKAGES = ("gpumem", "phantom_gpu", "labkit")
 NOT_YET = "No GPU has recorded yet: yours can be the first."
 #: Packages that decide a figure.
 DECISIVE = ("driver", "cuda", "torch", "transformers", "bitsandbytes")
@@ -94,6 +98,7 @@ def write_pages(course: Path, folder: Path) -> list[str]:
     found = [result for outcome in outcomes if (result := stored_result(outcome, course))]
     _write(folder / "verdicts.md", _verdicts(found))
     _write_results(folder)
+    _write(folder / f"{PUBLIC_NAMES}.md", api_page.page())
     _write(folder / "index.md", _home(_chapters(outcomes, texts), texts))
     return [outcome.name for outcome in outcomes]
 
@@ -102,7 +107,8 @@ def _texts() -> list[str]:
     """The repository's Markdown files that are pages, by path."""
     files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("workshop/*.md")]
     names = [path.relative_to(ROOT).as_posix() for path in sorted(files)]
-    return [name for name in names if name != "README.md"] + ["results/README.md"]
+    others = [f"{folder}/README.md" for folder in ("results", *PACKAGES)]
+    return [name for name in names if name != "README.md"] + others
 
 
 def _chapters(outcomes: Sequence[Outcome], texts: Iterable[str]) -> list[Chapter]:
@@ -115,10 +121,12 @@ def _chapters(outcomes: Sequence[Outcome], texts: Iterable[str]) -> list[Chapter
     workshop = [("", stem) for stem in stems if stem.startswith("workshop/")]
     workshop.sort(key=lambda page: page[1] != "workshop/README")
     rest = [("", stem) for stem in stems if "/" not in stem]
+    packages = [("", f"{package}/README") for package in PACKAGES]
     return [
         Chapter("Lessons", tuple(lessons)),
         Chapter("Findings", (("", "verdicts"), ("", "results/README"))),
         Chapter("Guides", tuple(docs)),
+        Chapter("Packages", (*packages, ("", PUBLIC_NAMES))),
         Chapter("Teaching", tuple(workshop)),
         Chapter("The project", (*rest, ("", "docs/LOG"))),
     ]

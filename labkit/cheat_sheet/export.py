@@ -62,9 +62,9 @@ def _job(job: CommonJob, plain: Figures) -> str:
     fits = "fits" if plain.fits else "does not fit"
     return (
         f"Peaks and bounds are simulated for {job.simulated_gpu.name}, on one job: {job.model}, "
-        f"{job.recipe}. Plain it takes {format_bytes(plain.run.peak_bytes)}, which {fits} that "
-        f"GPU, and at least {_seconds(plain.seconds)} a step. A bound is the least time that the "
-        "GPU's arithmetic, memory and links allow; it is not a measured time."
+        f"{job.recipe}. Without any of them it takes {format_bytes(plain.run.peak_bytes)}, which "
+        f"{fits} that GPU, and at least {_seconds(plain.seconds)} a step. A bound is the least "
+        "time that the GPU's arithmetic, memory and links allow; it is not a measured time."
     )
 
 

@@ -25,6 +25,7 @@ from labkit.recording import review
 from labkit.recording.accuracy import AccuracyTable, recorded
 from labkit.recording.accuracy import load as read_back
 
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 # Its kernels' workspaces are not tensors; the tracker's docstring says so.
 WORKSPACES = {"convolutions"}
@@ -222,13 +223,40 @@ def test_the_stored_table_reads_back(tmp_path):
     assert record["schema"] == AccuracyTable.schema
 
 
-def test_the_readme_shows_what_phantoms_recorded(capsys):
+def test_the_page_shows_what_gpus_and_phantoms_recorded(capsys):
     assert accuracy.main(["--recorded"]) == 0
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "ACCURACY.md").read_text(encoding="utf-8")
     printed = capsys.readouterr().out
     for shown in (accuracy.recorded_table(), accuracy.headlines_table()):
-        assert shown in readme
+        assert shown in page
         assert shown in printed
+
+
+def test_the_readmes_sentences_and_the_pages_are_what_was_recorded():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "ACCURACY.md").read_text(encoding="utf-8").split())
+    tables = recorded(ROOT / "results")
+    rows = tables.pop("h200").rows
+    allocated = sum(row.truth_bytes == row.simulated_bytes for row in rows)
+    reserved = sum(row.reserved_bytes == row.simulated_reserved_bytes for row in rows)
+    worst = summary(rows)["maximum"]
+    assert worst["simulated"] < 1
+    assert worst["reserved"] < 1.2
+    assert f"ran {len(rows)} recipes: {allocated} allocate what was simulated to the byte" in readme
+    assert f"within 1.2 %, and {reserved} are equal" in readme
+    assert f"An H200 ran {len(rows)} recipes" in page
+    assert (
+        f"{allocated} of them allocate what the GPU did to the byte, and {reserved} reserve it"
+        in page
+    )
+    phantoms = [row for table in tables.values() for row in table.rows if row.truth_bytes]
+    worst = summary(phantoms)["maximum"]
+    assert worst["simulated"] < 0.01
+    assert worst["reserved"] < 0.4
+    assert {len(table.rows) for table in tables.values()} == {65}
+    assert "four other GPUs ran 65 recipes: they are within 0.01 % allocated and 0.4 %" in readme
+    missing = sum(row.truth_bytes is None for row in tables["phantom/t4"].rows)
+    assert f"{missing} recipes are refused there or do not fit" in page
 
 
 def test_a_phantoms_table_lies_apart(tmp_path, monkeypatch):

@@ -140,7 +140,7 @@ def test_a_container_has_as_many_threads_as_cores_unless_told_otherwise(limit, o
 
 
 def test_the_map_of_the_course_says_what_the_lessons_say(monkeypatch):
-    """Questions, minutes, hardware and surprises, in the README and in lesson 00: `make map`."""
+    """Questions and minutes, in the README and in lesson 00: `make map`."""
     monkeypatch.syspath_prepend(ROOT / "site")
     import course_map
 

@@ -1,21 +1,19 @@
-"""Write docs/API.md, labkit's public names, from their docstrings: `make api`."""
+"""The page of public names, from their docstrings."""
 
 import inspect
 import re
-import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
+import gpumem
 import labkit
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "API.md"
-HEAD = """# Public names of labkit
+HEAD = """# Public names
 
     import labkit as lab
 
-These {count} names are what `lab` offers. What single lessons need beyond them is imported from its
-package, in the cell that uses it. `make api` writes this page from the docstrings.
+`lab` offers these {count} names, and `gpumem` the {engine} of the first {groups} groups. A lesson
+imports what it alone needs from its module, in the cell that uses it.
 """
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
 EXPERIMENT = re.compile(r"collections\.abc\.Callable\[\.\.\., collections\.abc\.Iterator\[\S+?\]\]")
@@ -24,15 +22,10 @@ FUNCTION = re.compile(r"<function (\w+) at \w+>")
 ITEM = re.compile(r"    (\S[^:]*): (.*)")
 
 
-def main() -> int:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 def page() -> str:
-    """Return the whole page."""
-    parts = [HEAD.format(count=len(labkit.__all__))]
+    """Return the whole page, as Markdown."""
+    counts = {"count": len(labkit.__all__), "engine": len(gpumem.__all__)}
+    parts = [HEAD.format(groups=len(gpumem.GROUPS), **counts)]
     for group, modules in labkit.GROUPS.items():
         parts.append(f"## {group}\n")
         for module, names in modules.items():
@@ -71,7 +64,3 @@ def as_markdown(docstring: str) -> str:
         else:
             lines.append(line)
     return "\n".join(lines).replace("``", "`").rstrip()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

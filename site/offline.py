@@ -18,8 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from labkit.course.html_access import repair
-from labkit.course.html_safe import sanitise
+from labkit.course.html_parts import repair, sanitise
 from labkit.course.report import mathml
 
 

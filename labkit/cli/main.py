@@ -5,7 +5,8 @@ Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe d
 participant's result could be read; 2 something we were given cannot be used, or a file cannot be
 written (one sentence says which); 130 Ctrl-C; 143 SIGTERM. Both end what was started.
 
-Limits: ``record`` needs a CUDA machine. The other commands work on any. ``start`` lets JupyterLab
+Limits: ``record`` needs CUDA or ROCm, but for ``--check``, and records the current GPU. The other
+commands work on any machine; ``--phantom`` needs PyTorch's CUDA build. ``start`` lets JupyterLab
 take this process's place, for this machine only, with a token.
 """
 
@@ -17,19 +18,22 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import requires, version
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import gpumem.cli
 import phantom_gpu.cli
-from gpumem.cli import add_recipe_options, recipe_fields
+from gpumem.cli import add_recipe_options, print_table, recipe_fields
 from gpumem.files import RUN_FOLDER
 from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.processes import ends_in_order
-from labkit.cli import record
-from labkit.cli.course import announce, finish
+
+if TYPE_CHECKING:
+    from labkit.course.outcomes import Outcome
+    from labkit.course.runner import Course
 
 DISTRIBUTION = "gpu-memory-lab"
 COPY, FIRST = "gpu-memory-lab", "00_start_here.ipynb"
+RECORD_FOLDER = Path("build/record")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -133,7 +137,24 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option("--anonymous", action="store_true", help="compare; number participants, no names")
     report.set_defaults(action=_report)
 
-    record.add_command(commands)
+    record = commands.add_parser(
+        "record",
+        help="store what this machine's GPU gives (CUDA only)",
+        description="Without --lessons or --accuracy, both are recorded. What is recorded already "
+        "is skipped, so that the same command continues an interrupted recording.",
+        epilog="exit code: 0, 1 if something failed or is not valid, or 2 for bad input or no GPU",
+    )
+    option = record.add_argument
+    option("--lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
+    option("--accuracy", action="store_true", help="accuracy matrix (benchmarks/accuracy.py)")
+    phantom = "record in results/phantom/<gpu> what a GPU that is not there gives: a100-80gb"
+    option("--phantom", metavar="GPU", help=phantom)
+    option("--again", action="store_true", help="record also what is recorded already")
+    option("--out", default="results", help="folder (default: %(default)s)")
+    seconds = "for each part (default: %(default)s)"
+    option("--timeout", type=int, default=1800, metavar="SECONDS", help=seconds)
+    option("--check", nargs="*", metavar="FOLDER", help="only check results/<gpu> (default: all)")
+    record.set_defaults(action=_record)
 
     sheet = commands.add_parser(
         "cheat-sheet",
@@ -163,8 +184,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from labkit.course.copies import copy_lessons
-    from labkit.lesson.notebooks import INSTALL
+    from labkit.lesson.notebooks import INSTALL, copy_lessons
 
     if not options.no_open and importlib.util.find_spec("jupyterlab") is None:
         raise InputError(f"to open lessons: {INSTALL}; --no-open only copies them")
@@ -200,6 +220,35 @@ def _run(options: argparse.Namespace) -> int:
     return finish(course)
 
 
+def announce(outcome: "Outcome") -> None:
+    """Print how a lesson went, beside the progress bars."""
+    from tqdm import tqdm
+
+    how = f"{outcome.seconds:.1f} s, {outcome.host_peak} of host memory"
+    tqdm.write(f"{outcome.status}  {outcome.name}  ({how})")
+    for problem in outcome.problems:
+        tqdm.write(f"        {problem}")
+
+
+def finish(course: "Course") -> int:
+    """Write the report of a course that was run, print tables, return the exit code."""
+    from labkit.course import outcomes, report
+
+    found = [outcomes.stored_result(outcome, course.folder) for outcome in course.outcomes]
+    rows = list(report.verdict_rows([result for result in found if result]))
+    if rows:
+        print_table(report.VERDICT_COLUMNS, rows)
+    print_table(
+        ("Lesson", "Status", "Seconds", "Host memory, peak"),
+        [(o.name, o.status, f"{o.seconds:.1f}", o.host_peak) for o in course.outcomes],
+    )
+    print(f"Report: {report.report(course.folder, course.outcomes).resolve()}")
+    if course.interrupted:
+        print("Stopped by Ctrl-C. Finished lessons are kept.")
+        return 130
+    return 0 if course.passed else 1
+
+
 def _report(options: argparse.Namespace) -> int:
     from labkit.course import report
     from labkit.course.outcomes import read_outcomes
@@ -219,16 +268,76 @@ def _report(options: argparse.Namespace) -> int:
     return 0 if classroom.lessons else 1
 
 
+def _record(options: argparse.Namespace) -> int:
+    if options.check is not None:
+        return _check([Path(folder) for folder in options.check], Path(options.out))
+    if options.phantom is not None:
+        from phantom_gpu.environment import restart_on
+
+        restart_on(options.phantom)  # before PyTorch, which needs the libraries to be imported
+    from gpumem.hardware import this_machine
+    from labkit.course import runner
+    from labkit.lesson import notebooks
+    from labkit.recording import accuracy, recorder
+
+    here = this_machine.machine()
+    if not here.can_measure:
+        raise InputError(
+            f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
+            f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
+        )
+    if options.lessons is None and not options.accuracy:
+        options.lessons, options.accuracy = [], True
+    chosen = [] if options.lessons is None else notebooks.find(options.lessons)
+    if options.accuracy:
+        recorder.accuracy_script()
+    timeout_seconds = positive_int(options.timeout, "--timeout")
+    key = this_machine.gpu_key(here.name, here.capacity_bytes)
+    target, work = Path(options.out), RECORD_FOLDER
+    if here.phantom:
+        target, work = target / "phantom", work / "phantom"
+    target, work = target / key, work / key
+    for folder in (target, work):
+        runner.prepare_folder(folder)
+    ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)
+    code = 0
+    if chosen:
+        course = ours.lessons(chosen, announce)
+        if course.outcomes:
+            code = finish(course)
+        if course.interrupted:
+            return code
+    files = (accuracy.FILE, accuracy.HEADLINES_FILE) if options.accuracy else ()
+    parts = [(file, ours.accuracy(file)) for file in files]
+    if parts:
+        print_table(("Part", "Status"), parts)
+    print(f"Results: {target.resolve()}")
+    failed = ours.ran_elsewhere or any(status == recorder.FAILED for _, status in parts)
+    return 1 if failed else code
+
+
+def _check(folders: Sequence[Path], out: Path) -> int:
+    """Print what is wrong in each folder."""
+    from labkit.recording.recorder import problems
+
+    if not folders:
+        recorded = [path for path in (*out.iterdir(), *out.glob("phantom/*")) if path.is_dir()]
+        folders = sorted(path for path in recorded if path.name != "phantom")
+    found = {folder: problems(folder) for folder in folders}
+    for folder in folders:
+        for problem in found[folder] or ["valid"]:
+            print(f"{folder}: {problem}")
+    if not folders:
+        print(f"Nothing is recorded in {out}.")
+    return 1 if any(found.values()) else 0
+
+
 def _cheat_sheet(options: argparse.Namespace) -> int:
     from labkit.cheat_sheet.export import sections
     from labkit.cheat_sheet.figures import PLAIN, CommonJob, build
 
     given = {name: getattr(options, name) for name in ("model", "gpu") if getattr(options, name)}
     job = CommonJob(**given, recipe=PLAIN.but(**recipe_fields(options)))
-    sheet = build(job, report=_announce_simulation)
+    sheet = build(job, report=lambda name: print(f"simulating {name} …", file=sys.stderr))
     print("# GPU Memory Lab: cheat sheet", *sections(sheet), sep="\n\n")
     return 0
-
-
-def _announce_simulation(name: str) -> None:
-    print(f"simulating {name} …", file=sys.stderr)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpumem.inputs import InputError, shown
-from labkit.course.html_access import NO_ALT, problems
+from labkit.course.html_parts import NO_ALT, problems
 from labkit.lesson.results import RESULT_MIME, Result
 
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"

@@ -1,6 +1,6 @@
 """Execute one notebook, in its own process: ``python -P papermill_worker.py < job.json``.
 
-Reads a job (JSON, from ``execution``) and writes one JSON object a line: ``{"cell": 3}`` as cell 3
+Reads a job (JSON, from ``runner``) and writes one JSON object a line: ``{"cell": 3}`` as cell 3
 begins, at last ``{"failure": null}`` or a sentence. The caller may kill it, and its kernel,
 at any time; the notebook on disk then holds the cells so far.
 

@@ -24,14 +24,12 @@ from gpumem.files import read_file, write_atomic
 from gpumem.inputs import InputError, format_bytes
 from gpumem.runs import Run
 from labkit.course.check import result_of, widget_models
-from labkit.course.html_access import repair
-from labkit.course.html_safe import sanitise
+from labkit.course.html_parts import repair, sanitise
 from labkit.course.outcomes import Outcome, stored_result
 from labkit.lesson.claim_cards import VERDICTS, found_lines
-from labkit.lesson.claims import Claim, format_found, format_value, of_lesson
+from labkit.lesson.claims import Claim, Judgement, format_found, format_value, judge, of_lesson
 from labkit.lesson.notebooks import read_notebook
-from labkit.lesson.results import RESULT_MIME, Result, impossible, versions_text
-from labkit.lesson.verdicts import Judgement, judge
+from labkit.lesson.results import RESULT_MIME, Result, versions_text
 
 REPORT_NAME = "report.html"
 VERDICT_COLUMNS = ("Lesson", "Claim", "Source", "Claimed", "Found here", "Verdict", "Where")
@@ -320,9 +318,6 @@ def _read(path: Path) -> Sent | None:
         raise InputError("it ends in neither .json nor .ipynb")
     if result is None:
         return None
-    for run in result.runs:
-        for problem in impossible(run):
-            raise InputError(f"its run {run.name!r} cannot be: {problem}")
     return Sent(result, exercises)
 
 

@@ -20,8 +20,7 @@ from gpumem.inputs import GIB, MIB, InputError, format_bytes, one_of, positive_i
 from gpumem.measurement import measure
 from gpumem.runs import Run
 from gpumem.simulation import simulate
-from labkit.lesson.claims import format_value
-from labkit.lesson.verdicts import plain_value
+from labkit.lesson.claims import format_value, plain_value
 from labkit.loss_comparison import Losses, losses, relative_error
 
 MODES = {"measure": measure, "simulate": simulate}

@@ -13,9 +13,8 @@ from gpumem.hardware.least_seconds import least_seconds
 from gpumem.hardware.this_machine import Machine
 from gpumem.inputs import format_bytes
 from gpumem.runs import Run
-from labkit.lesson.claims import Verdict, format_found, format_value
+from labkit.lesson.claims import Judgement, Verdict, format_found, format_value
 from labkit.lesson.results import JudgementRecord, Result, versions_text
-from labkit.lesson.verdicts import Judgement
 
 NO_RECORD = "No GPU has recorded this claim yet."
 VERDICTS: dict[str, Look] = {

@@ -1,4 +1,4 @@
-"""Lessons on disk: find them, read their parameters, check the values people pass.
+"""Lessons on disk: find and copy them, read their parameters, check the values people pass.
 
 The parameters cell of a lesson holds annotated literals, one a line:
 
@@ -10,6 +10,8 @@ texts, those are the only ones allowed. Limits: the cell is parsed, never execut
 """
 
 import ast
+import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpumem.files import SOURCE
+from gpumem.files import SOURCE, read_file, write_atomic
 from gpumem.inputs import MIB, PRECISIONS, InputError, format_bytes, one_of, positive_int, shown
 
 MOST_TEXT = 1000  # characters of a parameter's value
@@ -104,6 +106,45 @@ def _find_one(name: str, course: Sequence[Lesson]) -> Lesson:
         if name.lower().replace("-", "_") == lesson.name[3:] or name.zfill(2) == lesson.number:
             return lesson
     return known[one_of(name.replace("-", "_"), known, "lesson")]
+
+
+def copy_lessons(folder: Path) -> tuple[list[str], list[str]]:
+    """Copy the course's lessons into ``folder``; return the files written, and those left alone.
+
+    Left alone is what the learner has changed, and the course, too, since it was copied. A notebook
+    that was run and saved counts as changed. Lessons that the course no longer has stay.
+
+    Raises:
+        InputError: the record of what was copied earlier cannot be read.
+        OSError: ``folder`` cannot be made or written.
+    """
+    record = folder / COPIED
+    copied = read_file(record, _hashes, "a record of lessons") if record.exists() else {}
+    written, kept = [], []
+    for source in notebooks_of(course_folder()):
+        name, text = source.name, source.read_text(encoding="utf-8")
+        new, old = _hash(text), None
+        if (target := folder / name).exists():
+            old = _hash(target.read_text(encoding="utf-8", errors="replace"))
+        if old in (None, new, copied.get(name)):
+            if old != new:
+                write_atomic(target, text)
+                written.append(name)
+            copied[name] = new
+        elif copied.get(name) != new:
+            kept.append(name)
+    write_atomic(record, json.dumps(copied, indent=1) + "\n")
+    return written, kept
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hashes(found: Any) -> dict[str, str]:
+    if not isinstance(found, dict):
+        raise InputError("it holds no hashes")
+    return found
 
 
 def read_notebook(path: Path) -> Any:

@@ -23,8 +23,7 @@ from gpumem.estimation.recipe import Recipe
 from gpumem.files import SOURCE, Read, read_file, write_atomic
 from gpumem.inputs import GIB, InputError, format_bytes, one_of, read_record, shown
 from gpumem.runs import Run
-from labkit.lesson import verdicts
-from labkit.lesson.claims import Verdict
+from labkit.lesson.claims import Verdict, judge
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -164,7 +163,7 @@ def impossible(run: Run) -> list[str]:
 def _misjudged(judgement: JudgementRecord) -> list[str]:
     id, verdict = judgement["id"], judgement["verdict"]
     try:
-        again = verdicts.judge(id, judgement.get("measured"), judgement.get("mode")).verdict
+        again = judge(id, judgement.get("measured"), judgement.get("mode")).verdict
     except InputError as error:
         return [str(error)]
     if again != verdict:

@@ -21,10 +21,9 @@ from gpumem.inputs import InputError
 from gpumem.runs import Run
 from gpumem.temporary_folder import TemporaryFolder
 from labkit.lesson import claim_cards, colab, results, shell_commands
-from labkit.lesson.claims import Claim, Verdict, find
+from labkit.lesson.claims import Claim, Judgement, Verdict, find, judge
 from labkit.lesson.notebooks import default_folder
 from labkit.lesson.results import RESULT_MIME, Result, lesson_number, plain
-from labkit.lesson.verdicts import Judgement, judge
 
 
 class ExpectationFailed(AssertionError):  # noqa: N818 (a sentence, not a category)

@@ -1,42 +1,36 @@
-"""Recording what this machine's GPU gives: `labkit record` without its command line.
+"""Recording what this machine's GPU gives, and checking what others sent in: `labkit record`.
 
 A ``Recorder`` measures lessons and the accuracy matrix, each in a separate process, and writes
 every record to ``results/<gpu>/`` atomically, as soon as it is there. What is there already is
 skipped, so that an interrupted recording continues.
 
 Limits: a change of versions, of a lesson or of labkit is not noticed; ``again`` records anew. The
-accuracy matrix is in ``benchmarks/``, which is not installed.
+accuracy matrix is in ``benchmarks/``, which is not installed. `problems` believes figures that
+could be true.
 """
 
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from gpumem.files import SOURCE, write_atomic
-from gpumem.hardware.this_machine import Machine
+from gpumem.hardware.this_machine import Machine, gpu_key
 from gpumem.inputs import InputError
 from labkit.course import outcomes, runner
 from labkit.course.outcomes import Outcome
 from labkit.lesson import results
 from labkit.lesson.notebooks import Lesson
+from labkit.lesson.results import Result
 from labkit.recording import accuracy
+from labkit.recording.accuracy import AccuracyTable
 
 RECORDED, SKIPPED, FAILED = "recorded", "recorded before", "failed"
-
-
-class Part(NamedTuple):
-    """How the recording of one file of the accuracy matrix went."""
-
-    name: str
-    status: str
-    seconds: float
 
 
 @dataclass
@@ -82,12 +76,11 @@ class Recorder:
             on_done=store,
         )
 
-    def accuracy(self, file: str = accuracy.FILE) -> Part:
-        """Run the recipes of ``file`` in a separate process, and store their table there."""
+    def accuracy(self, file: str = accuracy.FILE) -> str:
+        """Run the recipes of ``file`` in a process and store their table; return how that went."""
         name = file.removesuffix(".json")
         if self._is_recorded(file, accuracy.load):
-            return Part(name, SKIPPED, 0.0)
-        started = time.monotonic()
+            return SKIPPED
         folder = self.work / "parts"  # apart from the outcomes of lessons
         path = folder / ("phantom" if self.machine.phantom else "") / self.target.name / file
         path.unlink(missing_ok=True)
@@ -96,17 +89,17 @@ class Recorder:
         option = "--headlines" if file == accuracy.HEADLINES_FILE else "--gpu"
         command = [sys.executable, "-P", str(accuracy_script()), option, "--out", str(folder)]
         code, why = run_process(command, log, self.timeout_seconds)
-        status = FAILED
-        if code == 0:
-            try:
-                if self._ran_here(name, accuracy.load(path)):
-                    write_atomic(self.target / file, path.read_text(encoding="utf-8"))
-                    status = RECORDED
-            except InputError as error:
-                tqdm.write(f"{name}: {error}")
-        else:
+        if code != 0:
             tqdm.write(f"{name}: {why} (see {log})")
-        return Part(name, status, time.monotonic() - started)
+            return FAILED
+        try:
+            if not self._ran_here(name, accuracy.load(path)):
+                return FAILED
+        except InputError as error:
+            tqdm.write(f"{name}: {error}")
+            return FAILED
+        write_atomic(self.target / file, path.read_text(encoding="utf-8"))
+        return RECORDED
 
     def _ran_here(self, name: str, record: Any) -> bool:
         where = record.machine["name"]
@@ -162,3 +155,44 @@ def accuracy_script() -> Path:
     if not path.is_file():
         raise InputError(f"the accuracy matrix needs {path}: run `labkit record` from a checkout")
     return path
+
+
+# --- what others sent in ------------------------------------------------------------------------
+
+
+def problems(folder: Path) -> list[str]:
+    """Return what is wrong with the recordings in ``folder``, ``results/<gpu>``, in sentences.
+
+    There may be only files that `labkit record` writes, of the GPU that the folder is named after.
+    """
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; `labkit record` makes results/<gpu>")
+    found = []
+    for path in sorted(folder.iterdir()):
+        try:
+            found += [f"{path.name}: {problem}" for problem in _record_problems(path)]
+        except InputError as error:
+            found.append(f"{path.name}: {error}")
+    return found
+
+
+def _record_problems(path: Path) -> Iterator[str]:
+    record = _load(path)
+    kind, name = record.machine["kind"], record.machine["name"]
+    if kind not in ("cuda", "rocm"):
+        yield f"it was made on {kind!r}, not on a GPU"
+    if record.phantom != (path.parent.parent.name == "phantom"):
+        place = "belongs into" if record.phantom else "does not belong into"
+        yield f"it {place} results/phantom"
+    # The accuracy matrix does not say how large the GPU is.
+    key = gpu_key(name, record.machine.get("capacity_bytes"))
+    if path.parent.resolve().name != key and not isinstance(record, AccuracyTable):
+        yield f"the folder of {name!r} is called {key}"
+    if isinstance(record, Result):
+        yield from record.broken_invariants()
+
+
+def _load(path: Path) -> Result | AccuracyTable:
+    if path.name in accuracy.FILES:
+        return accuracy.load(path)
+    return results.load_recorded(path)

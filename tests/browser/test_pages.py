@@ -22,7 +22,7 @@ from gpumem.figures.html_pages import POLICY
 from labkit.course import report
 from labkit.course.outcomes import Outcome
 from labkit.exercises import engine
-from labkit.lesson import claim_cards, claims, session, verdicts
+from labkit.lesson import claim_cards, claims, session
 from labkit.lesson.results import RESULT_MIME
 from phantom_gpu.report_page import page as phantom_page
 
@@ -47,7 +47,7 @@ def gallery(tmp_path_factory):
     """A report of a notebook that shows everything that lessons show, without running one."""
     folder = tmp_path_factory.mktemp("gallery")
     claim = next(c for c in claims.all_claims().values() if c.unit == "share" and c.needs == "any")
-    judgement = verdicts.judge(claim.id, 0.123, "simulated for T4")
+    judgement = claims.judge(claim.id, 0.123, "simulated for T4")
     frame = pd.DataFrame({"peak": [1, 2], "a long name of a column" * 4: ["word " * 9] * 2})
     figures = [
         bars.draw_bars([fake_run(), fake_run("other", 1 << 29)]),
@@ -199,7 +199,7 @@ def test_a_browser_runs_and_fetches_nothing_of_a_hostile_lesson(browser, tmp_pat
 def test_the_page_of_a_class(sized, tmp_path):
     claim = next(c for c in claims.of_lesson("06") if c.needs == "any" and c.unit == "share")
     for name, found in (("Ada", 0.38), ("Bob", 0.01), ("Cem", 0.2)):
-        entry = session.judgement_record(verdicts.judge(claim.id, found, "simulated for T4"))
+        entry = session.judgement_record(claims.judge(claim.id, found, "simulated for T4"))
         record = result(judgements=(entry,), runs=(run(), run(name="other"))).to_dict()
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     (tmp_path / "broken.json").write_text("{")

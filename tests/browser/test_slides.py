@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_output
 
-from labkit.lesson import claims, verdicts
+from labkit.lesson import claims
 from labkit.lesson.claim_cards import claim_card
 
 REVEAL = browsing.ROOT / ".venv" / "proxy" / "node_modules" / "reveal.js"
@@ -36,7 +36,7 @@ def slides(tmp_path_factory, browser):
     folder = tmp_path_factory.mktemp("slides")
     [path] = (browsing.ROOT / "notebooks").glob("06_*.ipynb")
     book = nbformat.read(path, as_version=4)
-    judged = verdicts.judge(claims.of_lesson("06")[0].id, 0.4, "simulated for T4")
+    judged = claims.judge(claims.of_lesson("06")[0].id, 0.4, "simulated for T4")
     figure = f'<img alt="A figure" src="data:image/svg+xml;utf8,{PICTURE}" width="800">'
     shown = {"plot": figure, "claim": claim_card(judged).html}
     for cell in book.cells:

@@ -21,7 +21,7 @@ from gpumem.inputs import GIB
 from gpumem.trace import Category
 from labkit.course import report
 from labkit.course.check import WIDGET_STATE, check_notebook
-from labkit.course.html_access import NO_ALT, problems, repair
+from labkit.course.html_parts import NO_ALT, problems, repair
 from labkit.exercises import engine
 from labkit.exercises.lesson_02 import crowd
 from labkit.figures import lines

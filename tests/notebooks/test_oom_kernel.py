@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from labkit.course.execution import kernel_environment
+from labkit.course.runner import kernel_environment
 
 HELD_MIB = 24  # what each error holds when it strikes
 # Process memory after the last error may exceed that after the first by less than half of what a

@@ -17,7 +17,7 @@ from lesson_files import write_lesson
 
 from gpumem.hardware.this_machine import machine
 from labkit.cli import main
-from labkit.course import execution, outcomes, papermill_worker, runner
+from labkit.course import outcomes, papermill_worker, runner
 from labkit.lesson import claims
 from labkit.lesson.notebooks import lesson_at
 
@@ -60,7 +60,7 @@ def gone(pid, *, within_seconds=10):
 
 @pytest.mark.nightly
 def test_a_kernel_that_ignores_its_time_limit_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(execution, "GRACE_SECONDS", 0)
+    monkeypatch.setattr(runner, "GRACE_SECONDS", 0)
     source = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)"
     [outcome] = run(tmp_path, write_lesson(tmp_path, source), timeout_seconds=4).outcomes
     assert outcome.problems[0] == "stopped after 4 seconds: its kernel did not react"

@@ -11,8 +11,8 @@ from benchmarks.setups import GPU_RECIPES
 from gpumem.fake_cuda.process_group import one_of
 from gpumem.hardware import this_machine
 from gpumem.tracker import track
-from labkit.doctor.gpu import check_gpu
-from labkit.lesson.verdicts import Verdict
+from labkit.doctor import check_gpu
+from labkit.lesson.claims import Verdict
 
 #: One for each kind of thing that estimates must know, the small models'.
 CHOSEN = [

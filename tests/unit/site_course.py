@@ -9,7 +9,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from labkit.course.check import WIDGET_STATE
 from labkit.course.outcomes import Outcome, store
-from labkit.lesson import claims, session, verdicts
+from labkit.lesson import claims, session
 from labkit.lesson.results import RESULT_MIME
 
 HOSTILE, PLAIN = "06_gradient_checkpointing", "00_start_here"
@@ -27,7 +27,7 @@ def write_course(folder):
     folder.mkdir(parents=True)
     _store(folder, PLAIN, notebook("pass"), result(lesson="00"))
     claim = next(c for c in claims.all_claims().values() if c.unit == "share" and c.needs == "any")
-    verdict = session.judgement_record(verdicts.judge(claim.id, 0.123, "simulated for T4"))
+    verdict = session.judgement_record(claims.judge(claim.id, 0.123, "simulated for T4"))
     _store(folder, HOSTILE, _hostile(), result(judgements=(verdict,)))
     failed = Outcome("07", "07_gradient_accumulation", "x", "failed", ("it broke",), 1.0)
     store(failed, folder / "none", folder)

@@ -21,7 +21,7 @@ from gpumem.measurement import allocator_peak, cpu_record
 from gpumem.models.config import find_config
 from gpumem.trace import Category
 from gpumem.tracker import track
-from labkit.recording import review
+from labkit.recording import recorder
 from labkit.recording.accuracy import AccuracyTable, recorded
 from labkit.recording.accuracy import load as read_back
 
@@ -265,10 +265,10 @@ def test_a_phantoms_table_lies_apart(tmp_path, monkeypatch):
     path = accuracy.store(ROWS, tmp_path)
     assert path == tmp_path / "phantom" / "t4" / "accuracy.json"
     assert read_back(path).machine["phantom"]
-    assert review.problems(path.parent) == []
+    assert recorder.problems(path.parent) == []
     assert list(recorded(tmp_path)) == ["phantom/t4"]
     path.parent.rename(tmp_path / "t4")
-    assert "belongs into results/phantom" in review.problems(tmp_path / "t4")[0]
+    assert "belongs into results/phantom" in recorder.problems(tmp_path / "t4")[0]
 
 
 def test_the_command_line(capsys, tmp_path):

@@ -15,14 +15,14 @@ from lesson_files import MACHINE, result, run
 from gpumem.figures import cards
 from gpumem.inputs import InputError
 from labkit.exercises import engine
-from labkit.lesson import claim_cards, claims, session, verdicts
+from labkit.lesson import claim_cards, claims, session
 from labkit.lesson.claims import Verdict
 
 RECORD = "NVIDIA H200: ▼ overstated, 21 % (torch 2.11.0, cuda 13.0; 2026-11-20)"
 
 
 def judged(id="ckpt-40", measured=0.129, mode="simulated for NVIDIA T4"):
-    return verdicts.judge(id, measured, mode)
+    return claims.judge(id, measured, mode)
 
 
 def machine(**changes):

@@ -14,7 +14,7 @@ from lesson_files import result
 
 from gpumem.hardware import this_machine
 from gpumem.inputs import InputError
-from labkit.lesson import claims, results, session, verdicts
+from labkit.lesson import claims, results, session
 from labkit.lesson.claims import Verdict, format_found, format_value
 
 GPU_MODE = "measured on NVIDIA T4"
@@ -58,7 +58,7 @@ def test_every_claim_has_a_rule_to_judge_it_by():
 
 def test_an_unknown_claim_names_the_nearest():
     with pytest.raises(InputError, match="Did you mean 'ckpt-40'"):
-        verdicts.judge("ckpt-4", 0.4)
+        claims.judge("ckpt-4", 0.4)
 
 
 # --- verdicts ------------------------------------------------------------------------------
@@ -88,31 +88,31 @@ def test_an_unknown_claim_names_the_nearest():
     ],
 )
 def test_the_rule_decides(id, value, verdict):
-    judgement = verdicts.judge(id, value)
+    judgement = claims.judge(id, value)
     assert judgement.verdict == verdict
     assert judgement.measured == pytest.approx(float(value))
     assert len(judgement.reasons) == 1
 
 
 def test_conditions_that_differ_depend():
-    judgement = verdicts.judge("ckpt-40", {"batch 1": 0.01, "batch 8": 0.42, 16: 0.6})
+    judgement = claims.judge("ckpt-40", {"batch 1": 0.01, "batch 8": 0.42, 16: 0.6})
     assert judgement.verdict == Verdict.DEPENDS
     assert list(judgement.by_condition.values()) == ["wrong", "supported", "understated"]
     assert judgement.measured == {"batch 1": 0.01, "batch 8": 0.42, "16": 0.6}
     assert judgement.reasons[1] == "batch 8: 42 % agrees with the claim."
-    judgement = verdicts.judge("ckpt-40", {"batch 1": None, "batch 8": 0.4})
+    judgement = claims.judge("ckpt-40", {"batch 1": None, "batch 8": 0.4})
     assert judgement.verdict == Verdict.SUPPORTED
     assert judgement.by_condition["batch 1"] == Verdict.NOT_TESTABLE
 
 
 def test_conditions_that_all_fall_short_do_not_depend():
-    judgement = verdicts.judge("ckpt-40", {"batch 1": 0.01, "batch 8": 0.3})
+    judgement = claims.judge("ckpt-40", {"batch 1": 0.01, "batch 8": 0.3})
     assert judgement.verdict == Verdict.OVERSTATED
     assert list(judgement.by_condition.values()) == ["wrong", "overstated"]
-    judgement = verdicts.judge("sharding-linear", {"4": 1.34, "8": 2.5})
+    judgement = claims.judge("sharding-linear", {"4": 1.34, "8": 2.5})
     assert judgement.verdict == Verdict.OVERSTATED
     between = {"batch 1": 0.01, "batch 8": 0.3, "batch 16": 0.6}  # some batch agrees
-    assert verdicts.judge("ckpt-40", between).verdict == Verdict.DEPENDS
+    assert claims.judge("ckpt-40", between).verdict == Verdict.DEPENDS
 
 
 @pytest.mark.parametrize(
@@ -130,18 +130,18 @@ def test_conditions_that_all_fall_short_do_not_depend():
     ],
 )
 def test_what_cannot_be_judged_is_said(value, reason):
-    judgement = verdicts.judge("ckpt-40", value)
+    judgement = claims.judge("ckpt-40", value)
     assert judgement.verdict == Verdict.NOT_TESTABLE
     assert reason in judgement.reasons[0]
 
 
 @pytest.mark.parametrize("mode", [None, "simulated for NVIDIA T4", "tracked on CPU"])
 def test_a_claim_about_gpus_takes_only_measured_values(mode):
-    judgement = verdicts.judge("ckpt-20-30-slower", 0.25, mode)
+    judgement = claims.judge("ckpt-20-30-slower", 0.25, mode)
     assert judgement.verdict == Verdict.NOT_TESTABLE
     assert judgement.measured is None
     assert (mode is None) or mode in judgement.reasons[0]
-    assert verdicts.judge("ckpt-20-30-slower", 0.25, GPU_MODE).verdict == Verdict.SUPPORTED
+    assert claims.judge("ckpt-20-30-slower", 0.25, GPU_MODE).verdict == Verdict.SUPPORTED
 
 
 plain = st.none, st.booleans, st.integers, st.floats, st.text, st.binary, st.complex_numbers
@@ -155,7 +155,7 @@ anything = st.one_of(
     st.one_of(anything, st.dictionaries(st.one_of(st.text(), st.integers()), anything)),
 )
 def test_judging_never_raises(id, measured):
-    judgement = verdicts.judge(id, measured, GPU_MODE)
+    judgement = claims.judge(id, measured, GPU_MODE)
     assert judgement.verdict in set(Verdict)
     assert all(len(reason) < 300 for reason in judgement.reasons)
     json.dumps(session.judgement_record(judgement), allow_nan=False)

@@ -16,7 +16,7 @@ from labkit.course import runner
 from labkit.course.outcomes import Outcome
 from labkit.lesson.notebooks import find
 from labkit.recording import recorder
-from labkit.recording.recorder import FAILED, RECORDED, Part
+from labkit.recording.recorder import FAILED, RECORDED
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def recorded(monkeypatch):
 
         def accuracy(self, file):
             calls.parts.append(file)
-            return Part(file, calls.status, 1.5)
+            return calls.status
 
     monkeypatch.setattr(recorder, "Recorder", Fake)
     monkeypatch.setattr(

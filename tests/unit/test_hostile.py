@@ -25,10 +25,10 @@ from gpumem.figures.html_table import grid
 from gpumem.hardware.this_machine import Machine
 from gpumem.models.config import find_config
 from labkit.course import report
-from labkit.course.html_safe import sanitise
+from labkit.course.html_parts import sanitise
 from labkit.course.outcomes import Outcome
 from labkit.exercises.engine import exercise_card
-from labkit.lesson import claims, verdicts
+from labkit.lesson import claims
 from labkit.lesson.claim_cards import claim_card, machine_card
 from labkit.lesson.notebooks import Parameter, check_value
 
@@ -151,7 +151,7 @@ def shown_by(texts):
     """The HTML of every card and table that is made of other people's names and words."""
     a, b, c = texts
     claim = next(iter(claims.all_claims()))
-    judged = verdicts.judge(claim, {a: 0.5, f"{a}2": 0.7}, b)
+    judged = claims.judge(claim, {a: 0.5, f"{a}2": 0.7}, b)
     outcome = SimpleNamespace(id=a, status="correct", message=b)
     here = Machine("cpu", a, None, b, {"torch": c}, True, 1, None, False)
     yield claim_card(judged, [a, c]).html

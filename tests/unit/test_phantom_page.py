@@ -11,7 +11,7 @@ from fake_runs import TraceBuilder, phantom_verdict
 from gpumem.figures.html_pages import POLICY
 from gpumem.inputs import GIB, MIB, format_bytes, read_record
 from gpumem.trace import Category, Phase
-from labkit.course.html_access import problems
+from labkit.course.html_parts import problems
 from phantom_gpu.allocator_history import History, Tag
 from phantom_gpu.report_page import page
 from phantom_gpu.report_records import ProcessReport

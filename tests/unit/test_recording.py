@@ -17,7 +17,7 @@ from labkit.course import outcomes, runner
 from labkit.course.outcomes import Outcome
 from labkit.lesson import results
 from labkit.lesson.notebooks import lesson_at
-from labkit.recording import accuracy, recorder, review
+from labkit.recording import accuracy, recorder
 from labkit.recording.accuracy import AccuracyTable, Row
 from labkit.recording.recorder import FAILED, RECORDED, SKIPPED, Recorder
 
@@ -64,17 +64,17 @@ def test_a_table_is_recorded_then_skipped_then_recorded_again(places, monkeypatc
     path = places.target / "headlines.json"
     path.write_text("{")
     monkeypatch.setattr(recorder, "run_process", process(places, TABLE))
-    assert new_recorder(places).accuracy("headlines.json").status == RECORDED
+    assert new_recorder(places).accuracy("headlines.json") == RECORDED
     assert accuracy.load(path) == TABLE
     assert "It is recorded again." in capsys.readouterr().out
 
     monkeypatch.setattr(recorder, "run_process", never)
-    assert new_recorder(places).accuracy("headlines.json").status == SKIPPED
+    assert new_recorder(places).accuracy("headlines.json") == SKIPPED
     assert accuracy.recorded(places.target.parent, "headlines.json") == {"gpu": TABLE}
 
     newer = replace(TABLE, date="2026-01-04T00:00:00+00:00")
     monkeypatch.setattr(recorder, "run_process", process(places, newer))
-    assert new_recorder(places, again=True).accuracy("headlines.json").status == RECORDED
+    assert new_recorder(places, again=True).accuracy("headlines.json") == RECORDED
     assert accuracy.load(path) == newer
 
 
@@ -94,7 +94,7 @@ def test_what_failed_is_named_and_leaves_the_earlier_record(
     path = places.target / "accuracy.json"
     path.write_text(json.dumps(TABLE.to_dict()))
     monkeypatch.setattr(recorder, "run_process", process(places, found, code, why))
-    assert new_recorder(places, again=True).accuracy().status == FAILED
+    assert new_recorder(places, again=True).accuracy() == FAILED
     assert words in capsys.readouterr().out
     assert accuracy.load(path) == TABLE
     assert list(places.target.iterdir()) == [path]
@@ -206,7 +206,7 @@ def test_a_folder_as_it_was_recorded_is_valid(sent, capsys):
     assert main.main(["record", "--check", str(sent)]) == 1
     assert f"{sent}: notes.txt: " in capsys.readouterr().out
     wrong = sent.rename(sent.with_name("h100"))
-    assert "06.json: the folder of 'NVIDIA H200' is called h200" in review.problems(wrong)
+    assert "06.json: the folder of 'NVIDIA H200' is called h200" in recorder.problems(wrong)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_folder_as_it_was_recorded_is_valid(sent, capsys):
 )
 def test_a_recording_that_cannot_be_is_named(sent, changes, says):
     write(sent, "06.json", gpu_result(**changes))
-    [problem] = review.problems(sent)
+    [problem] = recorder.problems(sent)
     assert says in problem
 
 

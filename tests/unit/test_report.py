@@ -16,7 +16,7 @@ from labkit.cli import main
 from labkit.course import report
 from labkit.course.check import WIDGET_STATE
 from labkit.course.outcomes import Outcome, read_outcomes
-from labkit.lesson import claims, session, verdicts
+from labkit.lesson import claims, session
 from labkit.lesson.results import RESULT_MIME
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -48,7 +48,7 @@ def outcome(**changes):
 
 def test_the_report_shows_lessons_timings_verdicts_and_every_notebook(tmp_path):
     claim = next(c for c in claims.all_claims().values() if c.unit == "share" and c.needs == "any")
-    judgement = session.judgement_record(verdicts.judge(claim.id, 0.123, "simulated for T4"))
+    judgement = session.judgement_record(claims.judge(claim.id, 0.123, "simulated for T4"))
     executed(tmp_path, html_output("<b>a picture</b>"), judgements=(judgement,))
     other = Outcome("07", "07_more", "More", "failed", ("it broke",), 1.0)
     page = report.report(tmp_path, [outcome(host_peak_bytes=812 << 20), other]).read_text()
@@ -117,7 +117,7 @@ def test_formulas_become_mathml_and_broken_ones_stay_text():
 
 
 def judged(measured, mode="simulated for T4"):
-    return session.judgement_record(verdicts.judge(CLAIM.id, measured, mode))
+    return session.judgement_record(claims.judge(CLAIM.id, measured, mode))
 
 
 def text(**changes):
@@ -255,7 +255,7 @@ def test_hostile_names_and_texts_of_participants_are_escaped(tmp_path):
     [
         (b"{", "is not a result we can read"),
         (b"\xff\xfe\xff", "is not a result we can read"),
-        (text(runs=(run(reserved_bytes=1),)).encode(), "its run 'baseline' cannot be: it reserved"),
+        (text(runs=(run(reserved_bytes=1),)).encode(), "run 1 (baseline): it reserved"),
         (b"\0" * (LARGEST_FILE_BYTES + 1), "larger than 20.0 MiB"),
     ],
     ids=["json", "bytes", "impossible", "large"],

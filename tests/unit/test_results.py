@@ -15,7 +15,7 @@ from gpumem import files
 from gpumem.hardware import this_machine
 from gpumem.inputs import InputError
 from gpumem.runs import OutOfMemory
-from labkit.lesson import claim_cards, claims, colab, results, session, verdicts
+from labkit.lesson import claim_cards, claims, colab, results, session
 from labkit.lesson.results import Result
 
 HERE = replace(this_machine.machine(), name="Test CPU")
@@ -94,7 +94,7 @@ def test_impossible_runs_are_refused_by_name(changes, words):
 
 def test_a_verdict_must_follow_from_its_rule():
     claim = next(c for c in claims.all_claims().values() if c.unit == "yes_no" and c.needs == "any")
-    sound = session.judgement_record(verdicts.judge(claim.id, claim.expected))
+    sound = session.judgement_record(claims.judge(claim.id, claim.expected))
     assert result(runs=()).broken_invariants() == ["the result holds no runs"]
     assert result(judgements=(sound,)).broken_invariants() == []
     forged = {**sound, "verdict": "overstated"}
@@ -110,7 +110,7 @@ def test_a_verdict_must_follow_from_its_rule():
 
 def test_build_takes_lesson_machine_parameters_and_judgements_from_the_session(begun, capsys):
     claim = next(iter(claims.all_claims()))
-    session.judgements.append(verdicts.judge(claim, None))
+    session.judgements.append(claims.judge(claim, None))
     built = session.build([run()], batch_size=4)
     assert (built.lesson, built.title) == ("06", "Gradient checkpointing")
     assert built.machine == results.plain(asdict(HERE))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from labkit.cli import main
-from labkit.course import copies
 from labkit.lesson import notebooks
 
 LESSONS = ("00_start_here.ipynb", "06_more.ipynb", "07_last.ipynb")
@@ -22,7 +21,7 @@ def course(tmp_path, monkeypatch):
         (folder / name).write_text("first")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(copies, "course_folder", lambda: folder)
+    monkeypatch.setattr(notebooks, "course_folder", lambda: folder)
     return folder
 
 
@@ -32,28 +31,28 @@ def held(folder):
 
 def test_what_is_unchanged_follows_the_course_and_what_is_changed_stays(course, tmp_path):
     mine = tmp_path / "mine"
-    assert copies.copy_lessons(mine) == (list(LESSONS), [])
-    assert copies.copy_lessons(mine) == ([], [])
+    assert notebooks.copy_lessons(mine) == (list(LESSONS), [])
+    assert notebooks.copy_lessons(mine) == ([], [])
 
     more, last = LESSONS[1:]
     (mine / more).write_text("my answers")
     (mine / last).unlink()
-    assert copies.copy_lessons(mine) == ([last], [])  # the course has nothing newer than `more`
+    assert notebooks.copy_lessons(mine) == ([last], [])  # the course has nothing newer than `more`
 
     for name in LESSONS:
         (course / name).write_text("second, größer")
     for _ in range(2):  # it is named until it is out of the way
-        assert copies.copy_lessons(mine)[1] == [more]
+        assert notebooks.copy_lessons(mine)[1] == [more]
     assert held(mine) == dict.fromkeys(LESSONS, "second, größer") | {more: "my answers"}
 
     (mine / more).rename(mine / "my_06.ipynb")
-    assert copies.copy_lessons(mine) == ([more], [])
+    assert notebooks.copy_lessons(mine) == ([more], [])
     assert held(mine)["my_06.ipynb"] == "my answers"
 
 
 def test_a_file_that_start_did_not_write_stays_too(course, tmp_path):
     (tmp_path / LESSONS[1]).write_bytes(b"\xff my own")
-    assert copies.copy_lessons(tmp_path) == ([LESSONS[0], LESSONS[2]], [LESSONS[1]])
+    assert notebooks.copy_lessons(tmp_path) == ([LESSONS[0], LESSONS[2]], [LESSONS[1]])
     assert (tmp_path / LESSONS[1]).read_bytes() == b"\xff my own"
 
 
@@ -97,7 +96,7 @@ def test_without_jupyterlab_the_remedy_is_named_and_lessons_can_be_copied(
 
 def test_lessons_are_those_of_the_folder_that_start_made_else_the_courses(course, monkeypatch):
     assert notebooks.default_folder() == notebooks.course_folder()
-    copies.copy_lessons(Path("mine"))
+    notebooks.copy_lessons(Path("mine"))
     assert notebooks.default_folder() == notebooks.course_folder()
     monkeypatch.chdir("mine")
     assert [lesson.path.parent for lesson in notebooks.find(["more"])] == [Path.cwd()]

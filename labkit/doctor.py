@@ -1,0 +1,379 @@
+"""`labkit doctor`: what is wrong with this machine's set-up, each problem with its remedy.
+
+Limits: nothing is changed or downloaded. Only this Python's environment is checked: Jupyter may
+run in another one. NVIDIA's driver is asked through ``nvidia-smi``; of other vendors' GPUs PyTorch
+is asked. Of a compiler it is checked that it is there, not that it works.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from gpumem.files import SOURCE, cache_folder
+from gpumem.inputs import GIB, format_bytes
+
+DISTRIBUTION = "gpu-memory-lab"
+#: What lessons need, smallest first; `labkit phantom` needs none of them.
+EXTRAS = ("estimate", "figures", "course", "notebooks")
+#: What the course has been tested with; the package itself refuses what is older.
+TESTED = {"torch": "<2.16", "transformers": "<5.24", "peft": "<0.22", "bitsandbytes": "<0.51"}
+IMPORTED = "numpy torch transformers peft bitsandbytes accelerate datasets matplotlib ipywidgets"
+#: Where one of these fails, PyTorch was imported before; else importing it might end this process.
+_AFTER_TORCH = set(IMPORTED.split()) - {"numpy", "torch"}
+IMPORT_SECONDS = 180
+# Says the name of each package before importing it: the last name is that of the one that failed.
+_IMPORT = """
+import sys
+for name in sys.argv[1:]:
+    print(name, flush=True)
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:  # one that is not installed at all is found by its version
+            raise
+"""
+_TORCH = set(IMPORTED.split()) - {"numpy", "torch"}
+IMPORT_SECONDS = 180
+# Says the name of each package before importing it: the last name is that of the one that failed.
+_IMPORT = "import sys\nfor name in sys.argv[1:]: print(name, flush=True); __import__(name)"
+_TORCH = "https://pytorch.org/get-started/locally"
+
+DISK_BYTES = 2 * GIB  # the small model's file, its converted copy, and the executed notebooks
+MEMORY_BYTES = 2 * GIB  # each lesson fits, as on Binder; some then leave a part out
+AMPLE_BYTES = 4 * GIB  # the largest lesson takes 3.2 GiB where it sees more than this
+NEARLY_FULL = 0.5  # of a GPU's memory in use by others: lessons at GPU size may not fit
+
+_CPP_COMPILER = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+_NO_COMPILER = (
+    "torch.compile needs {} here: on Debian and Ubuntu `apt-get install {}`; the environment "
+    "variable {} may name another."
+)
+
+
+class Finding(NamedTuple):
+    """``status`` is ``ok``, ``note`` (works, but shows less) or ``problem``."""
+
+    status: str
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Check everything. A check that fails itself is a problem, never an exception."""
+    checks = [check_python, check_packages, check_kernels, check_disk, check_small_model]
+    imports = _guarded(check_imports)
+    if {finding.subject for finding in imports if finding.status == "problem"} <= _AFTER_TORCH:
+        checks += [check_memory, check_compiler, check_deepspeed, check_gpu]
+    return [*(finding for check in checks for finding in _guarded(check)), *imports]
+
+
+def _guarded(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    try:
+        return list(check())
+    except Exception as error:  # a broken installation may raise anything: the other checks go on
+        subject = check.__name__.removeprefix("check_").replace("_", " ")
+        text = f"could not be checked: {type(error).__name__}: {error}"
+        remedy = "install the packages again, as the README says; if this stays, please report it"
+        return [Finding("problem", subject, text, remedy)]
+
+
+def as_text(findings: Iterable[Finding]) -> str:
+    """Return a line for each finding, problems last, and one for each remedy.
+
+    Lines are not wrapped, so that a command can be pasted.
+    """
+    order = ("ok", "note", "problem")
+    ordered = sorted(findings, key=lambda finding: order.index(finding.status))
+    width = max(len(finding.subject) for finding in ordered)
+    lines = []
+    for finding in ordered:
+        lines.append(f"{finding.status:<8} {finding.subject:<{width}}  {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':8} {'':{width}}  -> {finding.remedy}")
+    problems = len([finding for finding in ordered if finding.status == "problem"])
+    lines.append(f"Problems: {problems}." if problems else "All is well.")
+    return "\n".join(lines)
+
+
+# --- Python and its packages ---------------------------------------------------------------------
+
+
+def check_python() -> list[Finding]:
+    """Return which Python and which labkit these are."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return [
+        Finding("ok", "python", f"{python} ({sys.executable})"),
+        Finding("ok", "labkit", f"{importlib.metadata.version(DISTRIBUTION)} ({SOURCE})"),
+    ]
+
+
+def check_packages() -> list[Finding]:
+    """Check that each required package is present, in range, and not newer than tested."""
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    findings, present = [], 0
+    for line in importlib.metadata.requires(DISTRIBUTION) or []:
+        requirement = Requirement(line)
+        marker = requirement.marker
+        extras = [extra for extra in EXTRAS if marker and marker.evaluate({"extra": extra})]
+        if requirement.name == DISTRIBUTION or (marker is not None and not extras):
+            continue
+        name, wanted = requirement.name, requirement.specifier
+        remedy = _pip_install(f'"{name}{wanted}"')
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            status, text = "problem", "is not installed"
+            if extras:
+                status, text = "note", f"{text}, and the extra {extras[0]!r} asks for it"
+            findings.append(Finding(status, name, text, remedy))
+            continue
+        tested = SpecifierSet(TESTED.get(name, ""))
+        if not wanted.contains(version, prereleases=True):
+            findings.append(Finding("problem", name, f"{version} is outside {wanted}", remedy))
+        elif not tested.contains(version, prereleases=True):
+            text = f"{version} is newer than what the course has been tested with ({tested})"
+            remedy = "if a lesson fails, " + _pip_install(f'"{name}{wanted & tested}"')
+            findings.append(Finding("note", name, text, remedy))
+        else:
+            present += 1
+    return [Finding("ok", "packages", f"{present} are present and in range"), *findings]
+
+
+def check_kernels() -> list[Finding]:
+    """Check that what this Python's kernels of Jupyter start is still there."""
+    if importlib.util.find_spec("jupyter_client") is None:
+        return []
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    findings = []
+    for name, found in KernelSpecManager().get_all_specs().items():
+        python, *words = found["spec"]["argv"]
+        ours = os.path.realpath(python) == os.path.realpath(sys.executable)
+        if not ours or words[:1] != ["-m"]:
+            continue
+        package = importlib.util.find_spec(words[1].partition(".")[0])
+        if package is None or importlib.util.find_spec(words[1]) is None:
+            text = f"it starts {words[1]}, which is not there any more"
+            remedy = "install it again: labkit phantom --gpu GPU --install-kernel"
+            findings.append(Finding("problem", f"kernel {name}", text, remedy))
+    return findings
+
+
+def check_imports() -> list[Finding]:
+    """Import packages in another process, which they may end; name the first that fails."""
+    names = IMPORTED.split()
+    command = [sys.executable, "-P", "-W", "ignore", "-c", _IMPORT, *names]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=IMPORT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        said, text = error.stdout, f"importing it takes more than {IMPORT_SECONDS} seconds"
+    else:
+        said, errors = done.stdout, done.stderr.decode(errors="replace").strip()
+        if done.returncode == 0:
+            return [Finding("ok", "imports", "all that are installed work")]
+        text = f"importing it ends Python ({done.returncode})"
+        if done.returncode == 1 and errors:
+            text = f"cannot be imported: {errors.splitlines()[-1]}"
+    name = [word for word in said.decode(errors="replace").split() if word in names][-1]
+    remedy = _pip_install(f"--force-reinstall --no-deps {name}")
+    if name == "torch":
+        remedy = f"install PyTorch again: {_TORCH}"
+    return [Finding("problem", name, text, remedy)]
+
+
+def _pip_install(arguments: str) -> str:
+    """Return the command that installs packages for this Python."""
+    return f"`{shlex.quote(sys.executable)} -m pip install {arguments}`"
+
+
+# --- the computer --------------------------------------------------------------------------------
+
+
+def check_disk() -> list[Finding]:
+    """Check that lessons can write, and have room: in the cache, here, in temporary files."""
+    from gpumem.models import pretrained
+
+    folders = {
+        "results": (Path.cwd(), "work in"),
+        "temporary files": (Path(tempfile.gettempdir()), "set TMPDIR to"),
+    }
+    if not pretrained.converted_folder().is_dir():  # a class may share one, read only
+        folders["cache"] = (cache_folder(), "set LABKIT_CACHE to")
+    findings = []
+    for use, (folder, choose) in folders.items():
+        folder = folder.absolute()
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        free_bytes = shutil.disk_usage(existing).free
+        text, remedy = f"{format_bytes(free_bytes)} free at {existing}", ""
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            text, remedy = f"{existing} cannot be written", f"{choose} a folder that can be"
+        elif free_bytes < DISK_BYTES:
+            remedy = f"free some space: the course needs up to {format_bytes(DISK_BYTES)}"
+        findings.append(Finding("problem" if remedy else "ok", f"disk ({use})", text, remedy))
+    return findings
+
+
+def check_memory() -> list[Finding]:
+    """Check that a lesson finds enough memory: the computer's, or the container's."""
+    import psutil
+
+    from gpumem.hardware.this_machine import machine
+
+    total_bytes = machine().host_memory_bytes
+    free_bytes = min(psutil.virtual_memory().available, total_bytes)
+    text = f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free"
+    if total_bytes < MEMORY_BYTES:
+        remedy = f"give the computer, container or hub {format_bytes(MEMORY_BYTES)} or more"
+        return [Finding("problem", "memory", f"{text}: the system may end lessons", remedy)]
+    if free_bytes < AMPLE_BYTES:
+        remedy = "run one lesson at a time, and end other programs and kernels"
+        return [Finding("note", "memory", text, remedy)]
+    return [Finding("ok", "memory", text)]
+
+
+def check_small_model() -> list[Finding]:
+    """Check that the pretrained model is on this machine. Nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from gpumem.models import pretrained
+
+    found = pretrained.converted_folder().is_dir() or importlib.util.find_spec(pretrained.PACKAGE)
+    file = try_to_load_from_cache(pretrained.REPOSITORY, pretrained.WEIGHTS)
+    if found or isinstance(file, str):
+        return [Finding("ok", "small model", "on this machine")]
+    text = "not here yet: lessons fetch it from the hub (270 MB) when they need it"
+    remedy = f"for use without a network: `{pretrained.INSTALL}`"
+    return [Finding("note", "small model", text, remedy)]
+
+
+def check_compiler() -> list[Finding]:
+    """Check what ``torch.compile`` needs; the course does without, but shows less."""
+    return [_optional("compiler", missing_compiler(), "without it two lessons show less")]
+
+
+def check_deepspeed() -> list[Finding]:
+    """Check whether DeepSpeed can offload here, which parts of two lessons show."""
+    from labkit.deepspeed.operators import missing
+
+    return [_optional("deepspeed", missing(), "parts of lessons 17 and 18 are left out")]
+
+
+def _optional(subject: str, problem: str | None, consequence: str) -> Finding:
+    """Return what follows from ``problem``, which is a sentence with its remedy behind a colon."""
+    if problem is None:
+        return Finding("ok", subject, "has what it needs")
+    text, _, remedy = problem.partition(": ")
+    return Finding("note", subject, f"{text.rstrip('.')}; {consequence}", remedy)
+
+
+def missing_compiler() -> str | None:
+    """Return what ``torch.compile`` misses on this machine and its remedy; None if nothing.
+
+    On a GPU it writes Triton kernels, and a C compiler builds what starts them; on a CPU it writes
+    C++. Both need Python's header files.
+    """
+    from gpumem.hardware import this_machine
+
+    if this_machine.device().type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():  # not installed, or the GPU is too old (torch/utils/_triton.py)
+            return (
+                "torch.compile needs Triton here: `pip install triton`, and a GPU of compute "
+                "capability 7.0 or higher."
+            )
+        # What triton/runtime/build.py looks for.
+        if not any(map(shutil.which, [os.environ.get("CC", "gcc"), "gcc", "clang"])):
+            return _NO_COMPILER.format("a C compiler", "gcc", "CC")
+    # What torch/_inductor/config.py calls; asking it would load all of PyTorch's compiler.
+    elif not shutil.which(os.environ.get("CXX", _CPP_COMPILER)):
+        return _NO_COMPILER.format("a C++ compiler", "g++", "CXX")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return (
+            "torch.compile needs Python's header files here: on Debian and Ubuntu "
+            f"`apt-get install python{sys.version_info.major}.{sys.version_info.minor}-dev`."
+        )
+    return None
+
+
+# --- the GPU -------------------------------------------------------------------------------------
+
+
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None if ``nvidia-smi`` does not find a GPU."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.check_output(command, text=True, timeout=20).split()[0]
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def check_gpu() -> list[Finding]:
+    """Check that PyTorch can use the GPU that the driver finds, and that it is free."""
+    import torch
+
+    from gpumem.hardware import this_machine
+
+    here = this_machine.machine()
+    if here.phantom:
+        return [Finding("ok", "gpu", here.note)]
+    if here.can_measure:
+        return [_computes(here.name), *_in_use()]
+    if torch.cuda.is_available():  # it answers, and then fails
+        remedy = "restart the computer; see whether `nvidia-smi` shows errors or another program"
+        return [Finding("problem", "gpu", here.note, remedy)]
+    version = driver_version()
+    if version is None:
+        text = f"none to measure ({here.name}): lessons simulate the one that you name"
+        return [Finding("ok", "gpu", text)]
+    text = f"there is an NVIDIA driver ({version}), but this PyTorch cannot use it"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        remedy = "unset CUDA_VISIBLE_DEVICES, which may hide every GPU"
+    elif torch.version.cuda is None:
+        remedy = f"install a CUDA build of PyTorch: {_TORCH}"
+    else:
+        remedy = f"update the driver, or install a PyTorch for a CUDA before {torch.version.cuda}"
+    return [Finding("problem", "gpu", text, remedy)]
+
+
+def _computes(name: str) -> Finding:
+    """Check that this build of PyTorch has code for the GPU, by using it."""
+    import torch
+
+    try:
+        torch.ones(1, device="cuda").add(1).item()
+    except RuntimeError as error:  # "no kernel image is available" where the GPU is too old
+        reason = str(error).partition("\n")[0]
+        remedy = f"install another build of PyTorch ({_TORCH}), or set CUDA_VISIBLE_DEVICES="
+        return Finding("problem", "gpu", f"{name} cannot compute: {reason}", remedy)
+    return Finding("ok", "gpu", f"{name}: lessons measure it")
+
+
+def _in_use() -> list[Finding]:
+    import torch
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    if free_bytes >= (1 - NEARLY_FULL) * total_bytes:
+        return []
+    text = f"only {format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free"
+    remedy = "end other kernels and programs that use it (`nvidia-smi` lists them)"
+    return [Finding("note", "gpu", text, remedy)]

@@ -279,40 +279,59 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
 
 
 def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log, Trace | None]:
-    """Return the log of two steps, and the trace that it was extended from, if it was."""
+    """Return the log of two steps, and what was traced if layers were repeated, else None."""
+    with fake_ranks(recipe.ranks, 0, as_cuda=True) if recipe.ranks > 1 else nullcontext():
+        if not exact and (repeated := _repeated_layers(config, recipe, gpu)):
+            return repeated
+        return simulated_log(training(config, recipe), gpu=gpu), None
+
+
+def _repeated_layers(config: Any, recipe: Recipe, gpu: Gpu) -> tuple[Log, Trace] | None:
+    """Return the log extended from few of the decoder's layers, and the trace of the deeper few.
+
+    None where the layers do not repeat.
+    """
     layers, period = config.get_text_config().num_hidden_layers, shapes_of(config).period
+    if not period:
+        return None
     # Some gradients are summed in the first layer alone, which then shows from the third layer on.
-    least, ranks = (SHALLOW, SHALLOW + 1), nullcontext()
-    if recipe.ranks > 1:
-        least, ranks = SHARDED_DEPTHS[:1], fake_ranks(recipe.ranks, 0, as_cuda=True)
+    depths_to_try = SHARDED_DEPTHS[:1] if recipe.ranks > 1 else (SHALLOW, SHALLOW + 1)
     traced: dict[int, Trace] = {}
 
     def log_with_layers(count: int) -> Log:
-        """Trace so many of the decoder's layers, and of a vision tower's no more than needed."""
+        log, traced[count] = _repeated_tower(config, recipe, gpu, count, depths_to_try[0] + 1)
+        return log
 
-        def log_with_tower(depth: int) -> Log:
-            other = copy.deepcopy(config)
-            other.vision_config.num_hidden_layers = depth
-            return simulated_log(training(other, recipe), gpu=gpu, layers=count)
+    for fewest in depths_to_try:
+        # What is computed once for each kind of layer needs one of each.
+        depths = depths_of(layers, max(fewest, period), period)
+        extended = extended_log(log_with_layers, layers, depths=depths, check=False)
+        if extended is not None:
+            return replace(extended.log, parameters={}), traced[depths[1]]
+    return None
 
-        # The last layer's result may not be used, as LLaVA's: one layer more shows the others.
-        depth = tower_depth(config)
-        depths = depths_of(depth, least[0] + 1, period=1)
-        tower = extended_log(log_with_tower, depth, depths=depths, check=False)
-        if tower is None:
-            return simulated_log(training(config, recipe), gpu=gpu, layers=count)
-        traced[count] = tower.deeper.trace
-        return tower.log
 
-    with ranks:
-        for fewest in least if period and not exact else ():
-            # What is computed once for each kind of layer needs one of each.
-            depths = depths_of(layers, max(fewest, period), period)
-            extended = extended_log(log_with_layers, layers, depths=depths, check=False)
-            if extended is not None:
-                deeper = traced.get(depths[1], extended.deeper.trace)
-                return replace(extended.log, parameters={}), deeper
-        return simulated_log(training(config, recipe), gpu=gpu), None
+def _repeated_tower(
+    config: Any, recipe: Recipe, gpu: Gpu, layers: int, fewest: int
+) -> tuple[Log, Trace]:
+    """Return the log with ``layers`` layers in the decoder, and what was traced for it.
+
+    A vision tower's log is extended from ``fewest`` of its layers and one more.
+    """
+
+    def log_with_tower(depth: int) -> Log:
+        other = copy.deepcopy(config)
+        other.vision_config.num_hidden_layers = depth
+        return simulated_log(training(other, recipe), gpu=gpu, layers=layers)
+
+    depth = tower_depth(config)
+    # The last layer's result may not be used, as LLaVA's: one layer more shows the others.
+    depths = depths_of(depth, fewest, period=1)
+    tower = extended_log(log_with_tower, depth, depths=depths, check=False)
+    if tower is not None:
+        return tower.log, tower.deeper.trace
+    log = simulated_log(training(config, recipe), gpu=gpu, layers=layers)
+    return log, log.trace
 
 
 # --- the floor ------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from msgspec import Meta
 
 from gpumem.files import read_file, write_atomic
 from gpumem.inputs import InputError, format_bytes, read_record
+from gpumem.runs import Seconds
 from labkit.course.check import result_of
 from labkit.lesson.notebooks import read_notebook
-from labkit.lesson.results import Result, Seconds
+from labkit.lesson.results import Result
 
 Status = Literal["passed", "failed", "interrupted", "not started"]
 

@@ -49,7 +49,7 @@ def needs(attention: str, seq_len: int) -> Run:
 
 
 def longest():
-    """Peaks are a + b n, with c n² more for eager; the largest n that fits is looked up."""
+    """Peaks are a + b n, with c n² more for eager; what is reserved may be one step too much."""
     import numpy as np
 
     found = {}
@@ -58,7 +58,8 @@ def longest():
         peaks = [run.peak_bytes for run in runs]
         curve = np.polynomial.Polynomial.fit(lengths, peaks, deg=len(lengths) - 1)
         tried = range(STEP, MOST_TOKENS, STEP)
-        found[attention] = max(n for n in tried if curve(n) <= runs[0].capacity_bytes)
+        longest = max(n for n in tried if curve(n) <= runs[0].capacity_bytes)
+        found[attention] = longest if needs(attention, longest).fits else longest - STEP
     return found
 
 
@@ -68,7 +69,7 @@ def longest():
     "Run each way at 1024 and 2048 tokens. Doubling multiplies the part that grows with n "
     "by 2 and the part that grows with n² by 4.",
     "Three lengths give the three numbers of a + b n + c n² (for 'repeated', c is small). "
-    "Set that equal to `run.capacity_bytes` and solve for n.",
+    "Set that equal to `run.capacity_bytes`, solve for n and try it: what is reserved decides.",
 )
 def check_longest(answer):
     lengths = checks.settings_of(answer, ("eager", "repeated"))

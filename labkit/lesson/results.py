@@ -22,7 +22,7 @@ from msgspec import Meta
 from gpumem.estimation.recipe import Recipe
 from gpumem.files import SOURCE, Read, read_file, write_atomic
 from gpumem.inputs import GIB, InputError, format_bytes, one_of, read_record, shown
-from gpumem.runs import Run
+from gpumem.runs import Run, Seconds, Text, Whole
 from labkit.lesson.claims import Verdict, judge
 
 if TYPE_CHECKING:
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
 RESULT_MIME = "application/vnd.labkit.result+json"
 
-Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 #: What a record may hold by itself.
 Plain = Whole | float | str | bool | None
-ShortText = Annotated[str, Meta(max_length=200)]
-Seconds = Annotated[float, Meta(ge=0, lt=1e9)]
 #: In ISO 8601, UTC.
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}T", max_length=40)]
 
@@ -42,8 +39,8 @@ Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}T", max_length=40)]
 class MachineFields(TypedDict):
     """A ``hardware.Machine`` as it is stored."""
 
-    kind: ShortText
-    name: ShortText
+    kind: Text
+    name: Text
     capacity_bytes: NotRequired[Whole | None]
     note: NotRequired[str]
     versions: NotRequired[dict[str, str | None]]
@@ -95,7 +92,7 @@ class Result(Recorded):
     """
 
     lesson: Annotated[str, Meta(pattern=r"^[0-9]{2}\Z")]
-    title: ShortText
+    title: Text
     machine: MachineFields
     parameters: dict[str, Plain | list[Plain]]
     runs: tuple[Run, ...]

@@ -27,6 +27,7 @@ from msgspec import Meta
 from gpumem.estimation.recipe import Recipe
 from gpumem.files import SOURCE, read_file
 from gpumem.inputs import InputError, read_record
+from gpumem.runs import Bytes
 
 #: The course's own.
 FILE = SOURCE / "results" / "fits.json.gz"
@@ -39,7 +40,6 @@ MORE_RESERVED = 0.1
 #: No recipe reserved a larger share beyond its simulation: the worst of 60 on an H200 1.17 %, of
 #: 457 ways of the table on phantoms 2.54 % (``accuracy.json`` and ``fits.json`` in ``results/``).
 MORE_SEEN = 0.026
-Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, Meta(gt=0, lt=1 << 50)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
 #: In ISO 8601, UTC.

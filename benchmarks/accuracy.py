@@ -63,9 +63,9 @@ from labkit.recording.accuracy import (
     HEADLINES_FILE,
     RECIPES_GROUP,
     SETUPS_GROUP,
+    AccuracyRow,
     AccuracyTable,
-    Row,
-    recorded,
+    recorded_tables,
 )
 
 Experiment = Callable[..., Iterator[torch.Tensor]]
@@ -80,11 +80,13 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def on_cpu(name: str, experiment: Experiment, group: str) -> Row:
+def on_cpu(name: str, experiment: Experiment, group: str) -> AccuracyRow:
     """The allocator's record, the tracker and the simulation of something small."""
     truth, tracked = lab.measure(experiment, steps=3, track=False), lab.measure(experiment, steps=3)
     simulated = lab.simulate(experiment, steps=3)
-    return Row(name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes, group=group)
+    return AccuracyRow(
+        name, truth.peak_bytes, tracked.peak_bytes, simulated.peak_bytes, group=group
+    )
 
 
 def on_gpu(
@@ -95,7 +97,7 @@ def on_gpu(
     budget_bytes: int | None = None,
     *,
     track: bool = True,
-) -> Row:
+) -> AccuracyRow:
     """What CUDA's allocator, the tracker and the estimate say of a recipe at real size.
 
     The allocator is asked without the tracker, under which blocks may lie in other places. It may
@@ -108,9 +110,11 @@ def on_gpu(
     with one_of(recipe.ranks), this_machine.pretend(budget_bytes=budget_bytes):
         run = lab.measure(experiment, track=False)
         if run.oom is not None:
-            return Row(name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes)
+            return AccuracyRow(
+                name, None, None, simulated.peak_bytes, None, simulated.reserved_bytes
+            )
         tracked = lab.measure(experiment, steps=2).trace.peak_bytes if track else None
-    return Row(
+    return AccuracyRow(
         name,
         max(run.step_peaks_bytes),
         tracked,
@@ -120,7 +124,7 @@ def on_gpu(
     )
 
 
-def small_rows(only: str) -> Iterator[Row]:
+def small_rows(only: str) -> Iterator[AccuracyRow]:
     """The tiny recipes, then the hand-written set-ups, on the CPU."""
     cases = [
         (name, lab.training(tiny_config(), recipe), RECIPES_GROUP)
@@ -131,7 +135,7 @@ def small_rows(only: str) -> Iterator[Row]:
         yield on_cpu(name, experiment, group)
 
 
-def large_rows(only: str, file: str = FILE) -> Iterator[Row]:
+def large_rows(only: str, file: str = FILE) -> Iterator[AccuracyRow]:
     """The recipes of ``file``, at real size, on this CUDA machine."""
     gpu = this_gpu()
     recipes: Mapping[str, tuple] = GPU_RECIPES
@@ -143,11 +147,11 @@ def large_rows(only: str, file: str = FILE) -> Iterator[Row]:
             row = on_gpu(name, model, recipe, gpu, *budget, track=file == FILE)
         except InputError as error:  # what this GPU cannot do, or a library that is missing
             tqdm.write(f"{name}: {error}", file=sys.stderr)
-            row = Row(name, None, None, None)
+            row = AccuracyRow(name, None, None, None)
         except Exception as error:  # one kernel that fails must not cost the other rows
             tqdm.write(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
             cuda.clear_exception(error)
-            row = Row(name, None, None, None)
+            row = AccuracyRow(name, None, None, None)
         yield row
 
 
@@ -162,7 +166,7 @@ def _bar(cases: list) -> Iterator:
 COLUMNS = ("truth", "simulated", "tracked", "reserved", "simulated")
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[AccuracyRow]) -> str:
     """Each group's rows one per line, then median, 95th percentile and maximum of the errors."""
     width = max(len(row.setup) for row in rows) + 2
     lines = []
@@ -186,7 +190,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines + misses(rows))
 
 
-def misses(rows: list[Row]) -> list[str]:
+def misses(rows: list[AccuracyRow]) -> list[str]:
     """A line for every error beyond what is tolerated, with its cause where that is known."""
     lines = []
     for row in rows:
@@ -204,7 +208,7 @@ def misses(rows: list[Row]) -> list[str]:
     return lines
 
 
-def markdown(rows: list[Row], machine: str) -> str:
+def markdown(rows: list[AccuracyRow], machine: str) -> str:
     """The recipes as a table for docs/ACCURACY.md, between its markers, and a summary."""
     groups = _groups(rows)
     recipes = groups.get(RECIPES_GROUP, [])
@@ -238,12 +242,12 @@ def _cells(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _groups(rows: list[Row]) -> dict[str, list[Row]]:
+def _groups(rows: list[AccuracyRow]) -> dict[str, list[AccuracyRow]]:
     names = dict.fromkeys(row.group for row in rows)
     return {name: [row for row in rows if row.group == name] for name in names}
 
 
-def summary(rows: list[Row]) -> dict[str, dict[str, float | None]]:
+def summary(rows: list[AccuracyRow]) -> dict[str, dict[str, float | None]]:
     """Size of the errors, in per cent, for each estimate; None where there is none."""
     errors = [row.errors() for row in rows]
     sizes = {
@@ -286,7 +290,7 @@ def recorded_table(folder: Path = RESULTS) -> str:
         _cells(["---"] + ["---:"] * 7),
     ]
     versions = {}
-    for table in sorted(recorded(folder).values(), key=lambda table: table.phantom):
+    for table in sorted(recorded_tables(folder).values(), key=lambda table: table.phantom):
         fitting = [row for row in table.rows if row.truth_bytes is not None]
         sizes = summary(fitting)
         cells = [table.where, f"{len(fitting)} of {len(table.rows)}"]
@@ -302,7 +306,9 @@ def recorded_table(folder: Path = RESULTS) -> str:
 
 def headlines_table(folder: Path = RESULTS) -> str:
     """What GPUs and phantoms recorded of the headlines: a row for each job, a column each."""
-    tables = sorted(recorded(folder, HEADLINES_FILE).values(), key=lambda table: table.phantom)
+    tables = sorted(
+        recorded_tables(folder, HEADLINES_FILE).values(), key=lambda table: table.phantom
+    )
     rows = [row for table in tables for row in table.rows]
     found = {(table.where, row.setup): _headline(row) for table in tables for row in table.rows}
     names = [table.where for table in tables]
@@ -319,7 +325,7 @@ def headlines_table(folder: Path = RESULTS) -> str:
     return "\n".join([*lines, HEADLINE_MARKERS[1]])
 
 
-def _headline(row: Row) -> str:
+def _headline(row: AccuracyRow) -> str:
     """What was allocated and reserved at most, in GiB."""
     if row.simulated_bytes is None:  # this GPU cannot run it
         return "–"
@@ -328,7 +334,7 @@ def _headline(row: Row) -> str:
     return f"{row.truth_bytes / GIB:.3g} / {row.reserved_bytes / GIB:.3g}"
 
 
-def store(rows: list[Row], folder: Path, file: str = FILE) -> Path:
+def store(rows: list[AccuracyRow], folder: Path, file: str = FILE) -> Path:
     """Write the rows with the machine's versions; the file is whole or not there."""
     here = this_machine.machine()
     if here.phantom:

@@ -9,7 +9,7 @@ that keeps a large storage alive counts in full, as it does in the allocator.
 
 import enum
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -184,7 +184,7 @@ class Trace:
 
     def step_at(self, index: int) -> int:
         """Return the number of the training step that event ``index`` belongs to, 0 for setup."""
-        return sum(start <= index for start in self.step_starts)
+        return bisect_right(self.step_starts, index)
 
     def step_peaks_bytes(self) -> tuple[int, ...]:
         """Return the most bytes live in each training step."""

@@ -41,10 +41,6 @@ for name in sys.argv[1:]:
         if error.name != name:  # one that is not installed at all is found by its version
             raise
 """
-_TORCH = set(IMPORTED.split()) - {"numpy", "torch"}
-IMPORT_SECONDS = 180
-# Says the name of each package before importing it: the last name is that of the one that failed.
-_IMPORT = "import sys\nfor name in sys.argv[1:]: print(name, flush=True); __import__(name)"
 _TORCH = "https://pytorch.org/get-started/locally"
 
 DISK_BYTES = 2 * GIB  # the small model's file, its converted copy, and the executed notebooks

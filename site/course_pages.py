@@ -270,7 +270,7 @@ def _write_results(folder: Path) -> None:
 
 def _recorded_gpus() -> list[tuple[str, ...]]:
     """A row for each GPU that has recorded; its versions are those of its newest record."""
-    lessons, tables = results.all_recorded(), accuracy.recorded()
+    lessons, tables = results.all_recorded(), accuracy.recorded_tables()
     rows = []
     for gpu in {*lessons, *tables}:
         table = tables.get(gpu)

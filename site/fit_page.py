@@ -230,7 +230,7 @@ def _tried() -> dict[str, dict[int, str]]:
                 setup = f"{name}, {recipe.but(batch_size=1, seq_len=length)}"
                 points[setup] = (name, index, point)
     found: dict[str, dict[int, str]] = {}
-    records = accuracy.recorded(file=accuracy.FITS_FILE).values()
+    records = accuracy.recorded_tables(file=accuracy.FITS_FILE).values()
     for record in sorted(
         records, key=lambda record: not record.phantom
     ):  # last: what a real GPU said
@@ -299,7 +299,7 @@ def _trust(tried: dict[str, dict[int, str]]) -> str:
 
 def _checked() -> list[accuracy.AccuracyTable]:
     """Return what simulations were held to, real GPUs first."""
-    return sorted(accuracy.recorded().values(), key=lambda table: table.phantom)
+    return sorted(accuracy.recorded_tables().values(), key=lambda table: table.phantom)
 
 
 def _models_tried(tables: Sequence[accuracy.AccuracyTable]) -> str:

@@ -60,7 +60,7 @@ def extended_log(
     """
     shallow_layers, deeper_layers = depths
     unit = deeper_layers - shallow_layers
-    if layers <= deeper_layers + check * unit:
+    if layers <= (deeper_layers + unit if check else deeper_layers):
         return None
     # The deepest first: the first trace of a process has what libraries allocate once.
     checked = log_with_layers(deeper_layers + unit) if check else None

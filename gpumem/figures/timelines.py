@@ -274,7 +274,7 @@ def _mark_peak(
 
 def _where(line: Timeline, at: int) -> str:
     """Return ``"step 2, backward"`` for an event."""
-    step = sum(start <= at for start in line.step_starts)
+    step = len([start for start in line.step_starts if start <= at])
     phase = line.phases[line.indices.index(at)]
     return f"step {step}, {phase}" if step else str(phase)
 

@@ -114,7 +114,8 @@ def _measured(job: Job, folder: Path, rank: int, ranks: int) -> Run:
 
 def _module(name: str, path: Path) -> ModuleType:
     """Import the file as the module ``name``, with its folder or package on the path."""
-    top = path.parents[name.count(".") + (path.stem == "__init__")]
+    levels = name.count(".") + 1 if path.stem == "__init__" else name.count(".")
+    top = path.parents[levels]
     sys.path.append(str(top))  # at the end: what is in there must not replace a library
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from gpumem.figures import html_pages
 from gpumem.inputs import format_bytes
-from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Row, Sheet
+from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Sheet, TechniqueRow
 from labkit.cheat_sheet.findings import Trial
 from labkit.lesson.claims import Verdict, all_claims, article_names
 
@@ -15,7 +15,7 @@ NOTHING, OPEN = "–", "open"
 
 
 @dataclass(frozen=True, repr=False)
-class Section:
+class Table:
     """A table of texts, with a note on where its figures come from. A notebook shows it as HTML."""
 
     heading: str
@@ -39,7 +39,7 @@ class Section:
         return note + html_pages.table(self.heading, self.columns, self.rows)
 
 
-def sections(sheet: Sheet) -> tuple[Section, ...]:
+def sections(sheet: Sheet) -> tuple[Table, ...]:
     """Return everything that the sheet says, in order."""
     return techniques(sheet), order(sheet), verdicts(sheet.trial)
 
@@ -47,7 +47,7 @@ def sections(sheet: Sheet) -> tuple[Section, ...]:
 # --- techniques -----------------------------------------------------------------------------------
 
 
-def techniques(sheet: Sheet) -> Section:
+def techniques(sheet: Sheet) -> Table:
     """Return a row for each technique: figures alone, effort, when not to."""
     columns = ("technique", "peak", "change", "what falls most", "bound on a step", "to write")
     columns += ("when not to",)
@@ -55,7 +55,7 @@ def techniques(sheet: Sheet) -> Section:
         (*_figures(each), each.technique.effort, each.technique.not_when) for each in sheet.rows
     )
     note = f"{_job(sheet.job, sheet.plain)} Simulated with {sheet.versions}."
-    return Section("Techniques, each alone", note, columns, rows)
+    return Table("Techniques, each alone", note, columns, rows)
 
 
 def _job(job: CommonJob, plain: Figures) -> str:
@@ -68,7 +68,7 @@ def _job(job: CommonJob, plain: Figures) -> str:
     )
 
 
-def _figures(row: Row) -> tuple[str, ...]:
+def _figures(row: TechniqueRow) -> tuple[str, ...]:
     name = f"{row.technique.lesson} {row.technique.name}"
     if row.after is None:
         return name, NOTHING, NOTHING, row.refused or "no recipe", NOTHING
@@ -97,7 +97,7 @@ def percent(share: float) -> str:
 # --- the order of adoption ------------------------------------------------------------------------
 
 
-def order(sheet: Sheet) -> Section:
+def order(sheet: Sheet) -> Table:
     """Return the order of adoption."""
     columns = ("move", "peak after it", "saved", "bound on a step", "saved per added second")
     columns += ("fits the GPU", "training")
@@ -111,7 +111,7 @@ def order(sheet: Sheet) -> Section:
         f"until nothing that these allow saves. Simulated for {sheet.job.simulated_gpu.name}, "
         f"{sheet.job.model}, {sheet.job.recipe}. Stop at the first that fits with room to spare."
     )
-    return Section("Order of adoption", note, columns, (first, *rows))
+    return Table("Order of adoption", note, columns, (first, *rows))
 
 
 def _move(number: int, move: Move) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def _yes(fits: bool) -> str:
 # --- claims ---------------------------------------------------------------------------------------
 
 
-def verdicts(trial: Trial) -> Section:
+def verdicts(trial: Trial) -> Table:
     """Return how many claims of each article came out how."""
     names = [f"{letter} {name}" for letter, name in article_names().items()]
     counted = dict(zip(names, trial.by_article().values(), strict=True))
@@ -149,4 +149,4 @@ def verdicts(trial: Trial) -> Section:
         "no record could judge. A phantom GPU is PyTorch's CUDA build without the GPU: bytes are "
         "judged there, seconds are not. Judged on: " + ("; ".join(trial.machines) or "nothing yet")
     )
-    return Section("Claims on trial", f"{note}.", columns, rows)
+    return Table("Claims on trial", f"{note}.", columns, rows)

@@ -9,8 +9,11 @@ greedy order looks one move ahead, or two where nothing is free and neither save
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from gpumem.estimation.estimate import estimate
 from gpumem.estimation.recipe import Recipe
@@ -25,7 +28,6 @@ from gpumem.models.config import find_config
 from gpumem.runs import Run
 from gpumem.trace import Category
 from labkit.cheat_sheet.findings import Trial, gather
-from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
 from labkit.lesson.results import versions_text
 
 #: Fraction of the plain job's peak below which a change counts as none.
@@ -33,6 +35,62 @@ LEAST_SAVED = 0.005
 #: Fraction of the plain job's bound below which a move costs nothing.
 LEAST_SLOWER = 0.001
 PLAIN = Recipe(batch_size=4, seq_len=1024, attention="eager")
+
+
+# --- techniques -----------------------------------------------------------------------------------
+
+Change = Callable[[Recipe, Gpu], Recipe]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One technique: the ``effort`` to write it, when not to use it.
+
+    ``change`` makes a recipe with it of one without; None where no recipe can express it.
+    """
+
+    name: str
+    lesson: str
+    effort: str
+    not_when: str
+    change: Change | None = None
+
+
+def _mixed_precision(recipe: Recipe, gpu: Gpu) -> Recipe:
+    if recipe.precision != "fp32":  # it is in half precision already
+        return recipe
+    return recipe.but(precision="amp-bf16" if gpu.bf16_native else "amp-fp16")
+
+
+def _two_halves(recipe: Recipe, gpu: Gpu) -> Recipe:
+    if recipe.accumulate > 1:
+        return recipe
+    if recipe.batch_size % 2:
+        raise InputError(f"a batch of {recipe.batch_size} has no halves")
+    return recipe.but(batch_size=recipe.batch_size // 2, accumulate=2)
+
+
+_COMPUTED = {
+    "mixed precision": _mixed_precision,
+    "accumulation of two halves": _two_halves,
+}
+
+
+def _read(name: str, recipe: Mapping[str, Any] | None = None, **entry: Any) -> Technique:
+    change = _COMPUTED.get(name)
+    if recipe is not None:
+
+        def change(plain: Recipe, gpu: Gpu) -> Recipe:
+            return plain.but(**recipe)
+
+    return Technique(name=name, change=change, **entry)
+
+
+_FILE = Path(__file__).with_name("techniques.toml")
+TECHNIQUES = tuple(_read(**each) for each in tomllib.loads(_FILE.read_text("utf-8"))["technique"])
+
+
+# --- the job --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +129,7 @@ def simulated(job: CommonJob, recipe: Recipe) -> Figures:
 
 
 @dataclass(frozen=True)
-class Row:
+class TechniqueRow:
     """One technique on the common job: ``before``, and ``after`` with it alone.
 
     ``after`` is None where no recipe can express it, or where ``refused`` says why it cannot be.
@@ -95,9 +153,9 @@ class Row:
         return category, fall[category]
 
 
-def row(technique: Technique, job: CommonJob) -> Row:
+def row(technique: Technique, job: CommonJob) -> TechniqueRow:
     """Return the row of ``technique`` on ``job``, which itself can be simulated."""
-    plain = Row(technique, simulated(job, job.recipe))
+    plain = TechniqueRow(technique, simulated(job, job.recipe))
     if technique.change is None:
         return plain
     try:
@@ -214,7 +272,7 @@ class Sheet:
 
     job: CommonJob
     plain: Figures
-    rows: tuple[Row, ...]
+    rows: tuple[TechniqueRow, ...]
     order: tuple[Move, ...]
     trial: Trial
     versions: str

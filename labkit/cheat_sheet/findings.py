@@ -11,7 +11,7 @@ from labkit.lesson.results import Plain
 
 
 @dataclass(frozen=True)
-class Finding:
+class RecordedVerdict:
     """One judgement of one claim, on a GPU that recorded, a phantom or not.
 
     ``agrees`` and ``differs`` are what was found under the conditions that support the claim, and
@@ -31,7 +31,7 @@ class Finding:
 class Trial:
     """The judgements by claim; none where nobody could judge."""
 
-    findings: Mapping[str, tuple[Finding, ...]]
+    findings: Mapping[str, tuple[RecordedVerdict, ...]]
 
     def verdict(self, id: str) -> Verdict:
         """Return the claim's one verdict over all records: *depends* where these disagree."""
@@ -66,7 +66,7 @@ def gather(folder: Path | None = None) -> Trial:
     return Trial({id: tuple(each for each in found if each.claim == id) for id in all_claims()})
 
 
-def _findings(result: results.Result) -> list[Finding]:
+def _findings(result: results.Result) -> list[RecordedVerdict]:
     """Return its judgements. "Not testable here" is none."""
     findings = []
     for entry in result.judgements:
@@ -81,5 +81,7 @@ def _findings(result: results.Result) -> list[Finding]:
                     kept = agrees if judged == Verdict.SUPPORTED else differs
                     kept[name] = measured.get(name)
             texts = format_found(agrees, unit), format_found(differs, unit)
-            findings.append(Finding(id, verdict, found, result.where, result.phantom, *texts))
+            findings.append(
+                RecordedVerdict(id, verdict, found, result.where, result.phantom, *texts)
+            )
     return findings

@@ -23,7 +23,7 @@ Status = Literal["passed", "failed", "interrupted", "not started"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one lesson went.
+    """How one lesson's execution went; what it found is its `Result`.
 
     ``number`` is "" for a notebook without one, ``notebook`` a file in the output folder or "".
     ``host_peak_bytes`` is the most CPU memory that its kernel and the kernel's descendants used

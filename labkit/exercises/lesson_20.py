@@ -71,7 +71,7 @@ def check_place(answer):
         places = {block: _gpu_of(block, given) for block in blocks}
         places["model.rotary_emb"] = places["model.embed_tokens"]
         problem = _not_a_map(given, places) or _too_much(layers, rooms, places)
-        crossings = sum(a != b for a, b in pairwise(places[block] for block in blocks))
+        crossings = len([1 for a, b in pairwise(places[block] for block in blocks) if a != b])
         if problem is None and crossings > 1:
             problem = f"it fits, but the hidden state crosses {crossings} times, not once."
         if problem:

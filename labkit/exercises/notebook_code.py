@@ -13,7 +13,7 @@ import linecache
 import re
 from typing import Any
 
-from labkit.course.notebooks import course_folder
+from labkit.lesson.notebooks import course_folder
 
 
 def from_notebook(lesson: str, name: str, space: dict[str, Any]) -> Any:

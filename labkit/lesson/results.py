@@ -85,7 +85,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Result(Recorded):
-    """One execution of one lesson.
+    """What one execution of a lesson found and hands in.
 
     ``lesson`` is two digits; ``parameters`` are what it ran with, ``runs`` those of its figures,
     without traces; ``seconds`` pass from ``lab.start`` to ``lab.result``, at ``date``.
@@ -102,14 +102,13 @@ class Result(Recorded):
     schema: Literal[1] = 1
 
     def __str__(self) -> str:
-        peaks = [run.peak_bytes for run in self.runs]
-        ends = dict.fromkeys(map(format_bytes, (min(peaks), max(peaks)) if peaks else ()))
-        span = f"peak{'s' * (len(ends) > 1)} {' to '.join(ends)}" if ends else ""
-        judged = ", ".join(f"{j['id']}: {j['verdict']}" for j in self.judgements)
-        runs = f"{len(peaks)} run{'s' * (len(peaks) != 1)}"
-        return (
-            f"Lesson {self.lesson}: {runs} on {self.where}, {span}. Verdicts: {judged or 'none'}."
-        )
+        peaks = sorted(run.peak_bytes for run in self.runs)
+        ends = dict.fromkeys(map(format_bytes, peaks[:1] + peaks[-1:]))
+        span = "peak " if len(ends) == 1 else "peaks " if ends else ""
+        runs = "1 run" if len(peaks) == 1 else f"{len(peaks)} runs"
+        found = f"Lesson {self.lesson}: {runs} on {self.where}, {span}{' to '.join(ends)}"
+        judged = ", ".join(f"{each['id']}: {each['verdict']}" for each in self.judgements)
+        return f"{found}. Verdicts: {judged or 'none'}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
@@ -243,7 +242,7 @@ def load_recorded(path: Path) -> Result:
     return found
 
 
-def recorded(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
+def results_of(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
     """Return what GPUs gave for ``lesson``, one result per GPU, real ones before phantoms.
 
     ``folder`` holds ``<gpu>/<lesson>.json``; the course's own recordings if None.

@@ -118,7 +118,7 @@ def recorded_lines(claim: Claim) -> list[str]:
     bytes decide, and not what a CPU computed beside it.
     """
     places: dict[str, list[str]] = {}
-    for result in results.recorded(claim.lesson):
+    for result in results.results_of(claim.lesson):
         for entry in result.judgements:
             mode = entry.get("mode") or ""
             if mode.startswith("simulated") or (result.phantom and "CPU" in mode):
@@ -194,7 +194,7 @@ def recorded(lesson: str | int | None = None) -> None:
         InputError: the lesson is not a number, or none is running.
     """
     number = lesson_number(lesson if lesson is not None else current.lesson or "")
-    found = results.recorded(number)
+    found = results.results_of(number)
     if all(result.phantom for result in found):
         cards.message_card(
             "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it.",

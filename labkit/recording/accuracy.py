@@ -73,6 +73,6 @@ def load(path: Path | str) -> AccuracyTable:
     return read_file(Path(path), AccuracyTable.from_dict, "an accuracy table")
 
 
-def recorded(folder: Path | str | None = None, file: str = FILE) -> dict[str, AccuracyTable]:
+def recorded_tables(folder: Path | str | None = None, file: str = FILE) -> dict[str, AccuracyTable]:
     """Return the tables of all GPUs by key, as `read_folders` reads them."""
     return {gpu: table for (gpu, _), table in read_folders(folder, file, load).items()}

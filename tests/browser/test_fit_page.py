@@ -287,7 +287,7 @@ def test_evidence_is_of_the_same_simulation(monkeypatch):
     known, way = PUBLISHED(), Recipe(precision="bf16")
     index = known.recipes.index(way)
     found = known.models[MODEL].ways[index][0].points[known.tokens.index(2048)]
-    row = accuracy.Row(
+    row = accuracy.AccuracyRow(
         f"{MODEL}, {way.but(batch_size=1, seq_len=2048)}",
         truth_bytes=allocated_of(found),
         tracked_bytes=None,
@@ -295,7 +295,7 @@ def test_evidence_is_of_the_same_simulation(monkeypatch):
         reserved_bytes=round(found.reserved * 1.01),
         simulated_reserved_bytes=found.reserved,
     )
-    record = next(iter(accuracy.recorded(file=accuracy.FITS_FILE).values()))
+    record = next(iter(accuracy.recorded_tables(file=accuracy.FITS_FILE).values()))
 
     def tried(row):
         monkeypatch.setattr(accuracy, "recorded", lambda file: {"": replace(record, rows=(row,))})

@@ -36,7 +36,7 @@ def verdicts_that_differ(result):
     """Those that a phantom GPU recorded otherwise, of the conditions that both could judge."""
     judged = {entry["id"]: entry for entry in result.judgements}
     differing = set()
-    for phantom in filter(lambda each: each.phantom, results.recorded(result.lesson)):
+    for phantom in filter(lambda each: each.phantom, results.results_of(result.lesson)):
         explained = OTHERWISE_ON_T4 if phantom.machine["name"] == "NVIDIA T4" else set()
         for entry in phantom.judgements:
             if entry["id"] in explained | ANOTHER_COMPILER:

@@ -11,7 +11,7 @@ import torch
 
 import labkit as lab
 from benchmarks import accuracy
-from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, Row, markdown, summary, table
+from benchmarks.accuracy import RECIPES_GROUP, SETUPS_GROUP, AccuracyRow, markdown, summary, table
 from benchmarks.setups import GPU_RECIPES, HEADLINES, SETUPS, SMALL_RECIPES, tiny_config
 from gpumem.estimation.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
 from gpumem.fake_cuda.fake_tensors import fake_tensors
@@ -22,7 +22,7 @@ from gpumem.models.config import find_config
 from gpumem.trace import Category
 from gpumem.tracker import track
 from labkit.recording import recorder
-from labkit.recording.accuracy import AccuracyTable, recorded
+from labkit.recording.accuracy import AccuracyTable, recorded_tables
 from labkit.recording.accuracy import load as read_back
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def test_a_recipe_on_the_cpu_gives_a_row():
 
 def test_a_recipe_that_fails_on_the_gpu_costs_only_its_own_row(monkeypatch, capsys):
     first, second, third = list(GPU_RECIPES)[:3]
-    good = Row(third, 10, 10, 10)
+    good = AccuracyRow(third, 10, 10, 10)
 
     def on_gpu(name, model, recipe, card, *, track):
         if name == first:
@@ -136,7 +136,11 @@ def test_a_recipe_that_fails_on_the_gpu_costs_only_its_own_row(monkeypatch, caps
     monkeypatch.setattr(accuracy, "this_gpu", lambda: catalogue.gpu("h200"))
     monkeypatch.setattr(accuracy, "GPU_RECIPES", dict(list(GPU_RECIPES.items())[:3]))
     rows = list(accuracy.large_rows(""))
-    assert rows == [Row(first, None, None, None), Row(second, None, None, None), good]
+    assert rows == [
+        AccuracyRow(first, None, None, None),
+        AccuracyRow(second, None, None, None),
+        good,
+    ]
     said = capsys.readouterr().err
     assert f"{first} failed: RuntimeError: CUDA error: no kernel image" in said
     assert f"{second}: not on this card" in said
@@ -157,19 +161,19 @@ def test_on_a_gpu_the_estimate_is_held_to_the_measured_steps(monkeypatch):
     row = accuracy.on_gpu("it", tiny_config(), recipe, card)
     found = lab.estimate(tiny_config(), gpu=card, recipe=recipe)
     peaks = 90 * MIB, measured.trace.peak_bytes, found.peak_allocated_bytes
-    assert row == Row("it", *peaks, 100 * MIB, found.peak_reserved_bytes)
+    assert row == AccuracyRow("it", *peaks, 100 * MIB, found.peak_reserved_bytes)
     row = accuracy.on_gpu("it", tiny_config(), recipe, card, 128 * MIB, track=False)
-    assert row == Row("it", peaks[0], None, peaks[2], 100 * MIB, found.peak_reserved_bytes)
+    assert row == AccuracyRow("it", peaks[0], None, peaks[2], 100 * MIB, found.peak_reserved_bytes)
     assert limits == [None, None, 128 * MIB]
 
 
 # --- its tables ---------------------------------------------------------------------------------
 
 ROWS = [
-    Row("one", 1000 * MIB, 999 * MIB, 1001 * MIB, 2000 * MIB, 1990 * MIB),
-    Row("two", 1000 * MIB, 1000 * MIB, 970 * MIB, 1000 * MIB, 1000 * MIB),
-    Row("large", None, None, 5000 * MIB, None, 5000 * MIB),
-    Row("convolutions", 100 * MIB, 98 * MIB, 98 * MIB, group=SETUPS_GROUP),
+    AccuracyRow("one", 1000 * MIB, 999 * MIB, 1001 * MIB, 2000 * MIB, 1990 * MIB),
+    AccuracyRow("two", 1000 * MIB, 1000 * MIB, 970 * MIB, 1000 * MIB, 1000 * MIB),
+    AccuracyRow("large", None, None, 5000 * MIB, None, 5000 * MIB),
+    AccuracyRow("convolutions", 100 * MIB, 98 * MIB, 98 * MIB, group=SETUPS_GROUP),
 ]
 
 
@@ -182,7 +186,7 @@ def test_errors_are_signed_and_their_sizes_are_summed_up():
     )
     assert figures["maximum"] == pytest.approx({"simulated": 3.0, "tracked": 0.1, "reserved": 0.5})
     assert summary(ROWS[3:])["maximum"]["reserved"] is None
-    rows = [Row(str(n), 1000, None, 1000 - n) for n in range(1, 41)]
+    rows = [AccuracyRow(str(n), 1000, None, 1000 - n) for n in range(1, 41)]
     assert summary(rows)["95th percentile"]["simulated"] == pytest.approx(3.8)
 
 
@@ -218,7 +222,7 @@ def test_markdown_stands_between_its_markers():
 def test_the_stored_table_reads_back(tmp_path):
     path = accuracy.store(ROWS, tmp_path)
     record = json.loads(path.read_text())
-    assert [Row(**row) for row in record["rows"]] == ROWS
+    assert [AccuracyRow(**row) for row in record["rows"]] == ROWS
     assert read_back(path).rows == tuple(ROWS)
     assert record["schema"] == AccuracyTable.schema
 
@@ -235,7 +239,7 @@ def test_the_page_shows_what_gpus_and_phantoms_recorded(capsys):
 def test_the_readmes_sentences_and_the_pages_are_what_was_recorded():
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     page = " ".join((ROOT / "docs" / "ACCURACY.md").read_text(encoding="utf-8").split())
-    tables = recorded(ROOT / "results")
+    tables = recorded_tables(ROOT / "results")
     rows = tables.pop("h200").rows
     allocated = sum(row.truth_bytes == row.simulated_bytes for row in rows)
     reserved = sum(row.reserved_bytes == row.simulated_reserved_bytes for row in rows)
@@ -266,7 +270,7 @@ def test_a_phantoms_table_lies_apart(tmp_path, monkeypatch):
     assert path == tmp_path / "phantom" / "t4" / "accuracy.json"
     assert read_back(path).machine["phantom"]
     assert recorder.problems(path.parent) == []
-    assert list(recorded(tmp_path)) == ["phantom/t4"]
+    assert list(recorded_tables(tmp_path)) == ["phantom/t4"]
     path.parent.rename(tmp_path / "t4")
     assert "belongs into results/phantom" in recorder.problems(tmp_path / "t4")[0]
 

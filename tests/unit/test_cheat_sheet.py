@@ -15,9 +15,16 @@ from gpumem.models.config import find_config
 from gpumem.trace import Category
 from labkit.cheat_sheet import export, figures
 from labkit.cheat_sheet.export import percent
-from labkit.cheat_sheet.figures import CommonJob, Figures, build, order_of_adoption, row
-from labkit.cheat_sheet.findings import Finding, Trial, gather
-from labkit.cheat_sheet.techniques import TECHNIQUES, Technique
+from labkit.cheat_sheet.figures import (
+    TECHNIQUES,
+    CommonJob,
+    Figures,
+    Technique,
+    build,
+    order_of_adoption,
+    row,
+)
+from labkit.cheat_sheet.findings import RecordedVerdict, Trial, gather
 from labkit.cli import main
 from labkit.lesson import results
 from labkit.lesson.claims import Verdict, all_claims
@@ -217,7 +224,7 @@ def trial_of(**verdicts):
     for id, judged in verdicts.items():
         id = id.replace("_", "-")
         found[id] = tuple(
-            Finding(id, Verdict(verdict), "found", f"GPU {number}")
+            RecordedVerdict(id, Verdict(verdict), "found", f"GPU {number}")
             for number, verdict in enumerate(judged.split())
         )
     return Trial(found)
@@ -262,7 +269,7 @@ def test_shares_in_words():
 
 
 def test_a_section_is_escaped_as_html_and_as_markdown():
-    section = export.Section("Heading", EVIL, ("a", "b"), ((EVIL, "1"), ("c", "2")))
+    section = export.Table("Heading", EVIL, ("a", "b"), ((EVIL, "1"), ("c", "2")))
     assert EVIL not in section._repr_html_()
     lines = str(section).splitlines()
     assert lines[0] == "## Heading"

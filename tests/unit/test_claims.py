@@ -266,7 +266,7 @@ def test_recorded_verdicts_are_those_of_this_claim(monkeypatch):
         recorded("NVIDIA L4", ("ckpt-40", "supported")),
         recorded("NVIDIA T4", ("ckpt-40", "not testable here")),
     ]
-    monkeypatch.setattr(results, "recorded", lambda lesson: found if lesson == "06" else [])
+    monkeypatch.setattr(results, "results_of", lambda lesson: found if lesson == "06" else [])
     assert session.recorded_lines(claims.find("ckpt-40")) == [
         "NVIDIA H200, NVIDIA H100: ▼ overstated, 20 % (torch 2.11; 2026-01-02)",
         "NVIDIA L4: ✔ supported, 20 % (torch 2.11; 2026-01-02)",
@@ -279,7 +279,7 @@ def test_what_was_not_tested_on_the_gpu_itself_is_not_listed(monkeypatch):
     for mode, listed in (modes | {"on a phantom NVIDIA T4": 1}).items():
         here = {"kind": "cuda", "name": "NVIDIA T4", "phantom": True, "versions": {}}
         found = [result(machine=here, judgements=({**entry, "mode": mode},))]
-        monkeypatch.setattr(results, "recorded", lambda lesson, found=found: found)
+        monkeypatch.setattr(results, "results_of", lambda lesson, found=found: found)
         assert len(session.recorded_lines(claims.find("opt8-drop-in"))) == listed
 
 

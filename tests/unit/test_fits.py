@@ -336,7 +336,7 @@ def test_nothing_reserved_more_beyond_its_simulation_than_is_said():
     beyond = [
         row.reserved_bytes / row.simulated_reserved_bytes - 1
         for file in files
-        for table in accuracy.recorded(file=file).values()
+        for table in accuracy.recorded_tables(file=file).values()
         for row in table.rows
         if row.reserved_bytes and row.simulated_reserved_bytes
     ]

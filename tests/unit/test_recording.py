@@ -18,12 +18,12 @@ from labkit.course.outcomes import Outcome
 from labkit.lesson import results
 from labkit.lesson.notebooks import lesson_at
 from labkit.recording import accuracy, recorder
-from labkit.recording.accuracy import AccuracyTable, Row
+from labkit.recording.accuracy import AccuracyRow, AccuracyTable
 from labkit.recording.recorder import FAILED, RECORDED, SKIPPED, Recorder
 
 HERE = this_machine.machine()
 MACHINE = {"kind": HERE.kind, "name": HERE.name, "versions": dict(HERE.versions)}
-TABLE = AccuracyTable((Row("a", 5, 5, 5),), MACHINE, "2026-01-03T00:00:00+00:00")
+TABLE = AccuracyTable((AccuracyRow("a", 5, 5, 5),), MACHINE, "2026-01-03T00:00:00+00:00")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_table_is_recorded_then_skipped_then_recorded_again(places, monkeypatc
 
     monkeypatch.setattr(recorder, "run_process", never)
     assert new_recorder(places).accuracy("headlines.json") == SKIPPED
-    assert accuracy.recorded(places.target.parent, "headlines.json") == {"gpu": TABLE}
+    assert accuracy.recorded_tables(places.target.parent, "headlines.json") == {"gpu": TABLE}
 
     newer = replace(TABLE, date="2026-01-04T00:00:00+00:00")
     monkeypatch.setattr(recorder, "run_process", process(places, newer))
@@ -190,7 +190,9 @@ def sent(tmp_path):
     """The folder of one GPU, as someone sends it in."""
     folder = tmp_path / "results" / "h200"
     machine = {key: GPU[key] for key in ("kind", "name", "versions")}
-    table = AccuracyTable((Row("4 × 96", 5, None, 6),), machine, "2026-01-04T00:00:00+00:00")
+    table = AccuracyTable(
+        (AccuracyRow("4 × 96", 5, None, 6),), machine, "2026-01-04T00:00:00+00:00"
+    )
     write(folder, "06.json", gpu_result())
     write(folder, "headlines.json", table)
     write(folder, "accuracy.json", table)

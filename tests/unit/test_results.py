@@ -211,7 +211,7 @@ def test_a_broken_file_or_one_of_another_lesson_is_left_out_with_a_warning(tmp_p
     assert "holds a result of lesson '07'" in texts
     assert "run 1 (baseline): it reserved fewer" in texts
     with pytest.warns(UserWarning, match="lesson '07'"):
-        assert [each.where for each in results.recorded("06", folder=tmp_path)] == ["Test CPU"]
+        assert [each.where for each in results.results_of("06", folder=tmp_path)] == ["Test CPU"]
 
 
 def test_the_first_of_two_folders_wins(tmp_path, monkeypatch):
@@ -219,4 +219,4 @@ def test_the_first_of_two_folders_wins(tmp_path, monkeypatch):
     place(tmp_path / "a", "t4", "06.json", result(title="first"))
     place(tmp_path / "b", "t4", "06.json", result(title="second"))
     place(tmp_path / "b", "l4", "06.json", result(title="other"))
-    assert [each.title for each in results.recorded(6)] == ["other", "first"]
+    assert [each.title for each in results.results_of(6)] == ["other", "first"]

@@ -8,8 +8,8 @@ or with torchrun, where the job has several GPUs.
 
 ``FILE`` holds a tensor of token ids, (steps, rows of all GPUs, length), as `torch.save` writes it.
 The script makes one optimizer step of each entry, and writes the model, or its adapter, into
-``FOLDER`` with ``save_pretrained``. It runs twice: on the CPU with a small model, for the loss, and
-at full size on phantom GPUs, for bytes and counted work.
+``FOLDER`` with ``save_pretrained``. It runs on the CPU with a small model, for the loss, and at
+full size on phantom GPUs, for bytes and counted work.
 
 Limits: time is the bound of the counted work, without what ranks wait for. The small model has the
 first layers of SmolLM2-135M, so that its loss says whether a script trains, not how well 8 billion
@@ -40,9 +40,6 @@ from phantom_gpu.report_records import ProcessReport
 
 #: Of the small model and its data, whose tokens are bytes.
 LAYERS, TOKENS, SMALL_STEPS, SMALL_ROWS, SMALL_LENGTH = 6, 256, 12, 4, 64
-#: A step of adapters on a checkpointed model computes at least 4 operations for a weight and token;
-#: a little is left for the layers in which the inputs' gradient ends.
-LEAST_OPERATIONS = 3.8
 STEPS = 2  # at full size
 
 
@@ -68,10 +65,11 @@ class Job:
 
     @property
     def least_flops(self) -> float:
-        """What a step of each GPU computes at least, whoever trains what."""
+        """What a step of each GPU computes at least: for adapters on a checkpointed model 4
+        operations a weight and token, less a little where the inputs' gradient ends."""
         info = model_info(self.model)
         weights = info.parameters - info.config["vocab_size"] * info.config["hidden_size"]
-        return LEAST_OPERATIONS * weights * self.rows * self.length
+        return 3.8 * weights * self.rows * self.length
 
 
 def judge(answer: Any, job: Job) -> str | Correct:
@@ -104,11 +102,13 @@ def _script(answer: Any, folder: Path) -> Path:
 
 def _loss(script: Path, job: Job, folder: Path) -> float:
     """Run the script on the CPU and return the held-out loss of what it saved."""
+    from transformers import AutoModelForCausalLM
+
     small, out, data = folder / "small", folder / "out", folder / "small.pt"
     _small_model().save_pretrained(small)
     ranks = min(job.gpus, 2)
-    kind = {"device": "cpu", "batch_size": SMALL_ROWS * ranks, "seq_len": SMALL_LENGTH}
-    torch.save(torch.stack(list(batches(steps=SMALL_STEPS, **kind))), data)
+    text = {"batch_size": SMALL_ROWS * ranks, "seq_len": SMALL_LENGTH, "steps": SMALL_STEPS}
+    torch.save(torch.stack(list(batches(device="cpu", **text))), data)
     options = ["--model", str(small), "--data", str(data), "--out", str(out), "--device", "cpu"]
     command = [sys.executable, *_launch(ranks), str(script), *options]
     done = _run(command, folder)
@@ -116,7 +116,8 @@ def _loss(script: Path, job: Job, folder: Path) -> float:
         raise InputError(f"on the CPU, with a small model, it ended with {_last_line(done.stderr)}")
     if not out.is_dir():
         raise InputError("it saved nothing in the folder that --out names: use save_pretrained")
-    return _held_out_loss(out)
+    trained = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    return held_out_loss(trained, rows=8, seq_len=SMALL_LENGTH)
 
 
 @cache
@@ -130,17 +131,9 @@ def _small_model() -> Any:
     return model
 
 
-def _held_out_loss(folder: Path) -> float:
-    from transformers import AutoModelForCausalLM
-
-    trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return held_out_loss(trained, rows=8, seq_len=SMALL_LENGTH)
-
-
 def _launch(ranks: int) -> list[str]:
-    if ranks == 1:
-        return []
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return torchrun if ranks > 1 else []
 
 
 def _phantom(script: Path, job: Job, folder: Path) -> FitReport:
@@ -184,7 +177,8 @@ def _of_a_step(verdict: FitReport, job: Job) -> str | None:
             return f"It made {answer.steps} optimizer steps of {STEPS} entries: one for each."
         if verdict.least_seconds(answer) is None:
             return "Its work was not counted: each process may use one GPU only."
-    least, done = job.least_flops, min(_flops(each) for each in verdict.answers)
+    least = job.least_flops
+    done = min(sum(answer.work.flops.values()) for answer in verdict.answers)
     if done < least:
         return (
             f"A step computes {done / 1e12:.0f} TFLOP. {job.rows} rows of {job.length} tokens take "
@@ -197,10 +191,6 @@ def _of_a_step(verdict: FitReport, job: Job) -> str | None:
             f"{job.seconds:.2f} s. {verdict.a_step().partition(':')[0].capitalize()}."
         )
     return None
-
-
-def _flops(answer: ProcessReport) -> int:
-    return sum(answer.work.flops.values())
 
 
 def _seconds(verdict: FitReport) -> float:

@@ -21,7 +21,7 @@ from gpumem.measurement import measure
 from gpumem.runs import Run
 from gpumem.simulation import simulate
 from labkit.lesson.claims import format_value, plain_value
-from labkit.loss_comparison import Losses, losses, relative_error
+from labkit.loss_comparison import losses, relative_error
 
 MODES = {"measure": measure, "simulate": simulate}
 # An answer that is wrong by one of these factors is probably right in another unit.
@@ -159,15 +159,10 @@ def call(answer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def run_experiment(answer: Callable[..., Iterator[Any]], *, mode: str, **parameters: Any) -> Run:
-    """Run the learner's generator function ``answer(device, ...)``.
+    """Run the learner's generator function ``answer(device, ...)`` and raise its errors.
 
+    ``mode`` and ``parameters`` are for ``lab.measure`` (losses, small sizes) or ``lab.simulate``.
     Running out of memory is not raised; it is in ``Run.oom``.
-
-    Args:
-        answer: whose errors are raised.
-        mode: ``"measure"`` executes it on this machine (losses, small sizes), ``"simulate"`` does
-            not.
-        **parameters: for ``lab.measure`` or ``lab.simulate``.
 
     Raises:
         NotAttempted: it yields ``...`` or None, as a stub does.
@@ -210,10 +205,7 @@ def run_both(
     return run_experiment(answer, **parameters), reference_run(reference, **parameters)
 
 
-@functools.cache
-def reference_losses(experiment: Callable[..., Iterator[Any]], **parameters: Any) -> Losses:
-    """Return the losses of a check's own experiment, trained once per process."""
-    return losses(experiment, **parameters)
+reference_losses = functools.cache(losses)  # of a check's own experiment
 
 
 @functools.cache
@@ -230,9 +222,7 @@ def estimated(model: str, gpu: str, recipe: Recipe) -> Estimate:
         return estimate(model, gpu=gpu, recipe=recipe)
 
 
-def adamw(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    """Return the optimizer of most lessons."""
-    return torch.optim.AdamW(parameters, lr=1e-3)
+adamw = functools.partial(torch.optim.AdamW, lr=1e-3)  # the optimizer of most lessons
 
 
 def train(

@@ -7,10 +7,8 @@ A lesson's exercises are in ``labkit/exercises/lesson_NN.py``: solutions, checks
     answer = ...
     exercise.check(answer)
 
-A check answers *correct*, *not yet* with a reason, or *not attempted*. It never raises because
-of what the learner gave, not even where the learner's own function raises.
-
-Limits: the learner's code runs in this process, without a time limit.
+A check answers *correct*, *not yet* with a reason, or *not attempted*; it never raises because of
+what the learner gave. The learner's code runs in this process, without a time limit.
 """
 
 import copy
@@ -68,7 +66,6 @@ class Exercise:
         self.hints = hints
         self._solution = solution
         self.asks_for_function = bool(inspect.signature(solution).parameters)
-        self._asks_for_experiment = inspect.isgeneratorfunction(solution)
         self._check = check
         self._hints_shown = 0
 
@@ -122,7 +119,8 @@ class Exercise:
             return
         if inspect.isgenerator(answer) or not callable(answer):
             raise InputError(f"give the function itself, without calling it, not {shown(answer)}")
-        if self._asks_for_experiment and not inspect.isgeneratorfunction(answer):
+        yields = inspect.isgeneratorfunction
+        if yields(self._solution) and not yields(answer):
             name = getattr(answer, "__name__", "your function")
             raise NotAttempted(
                 f"`{name}` has no `yield` yet: an experiment yields the loss once per step."

@@ -5,14 +5,8 @@ import torch
 import labkit as lab
 from gpumem.inputs import MIB
 from gpumem.runs import Run
-from labkit.exercises.checks import (
-    Correct,
-    call,
-    expect_limit,
-    expect_number,
-    simulated,
-    train,
-)
+from labkit.exercises import checks
+from labkit.exercises.checks import Correct, simulated, train
 from labkit.exercises.engine import check_of
 
 SEQ_LEN = 256  # as in the lesson
@@ -39,7 +33,7 @@ def check_logits(answer):
         right / 2: "Two bytes per number would be BF16. FP32 takes four.",
         COPIES * right: "That is all three copies; one is asked for.",
     }
-    problem = expect_number(answer, right, rel_tolerance=0.005, unit="MiB", slips=slips)
+    problem = checks.expect_number(answer, right, rel_tolerance=0.005, unit="MiB", slips=slips)
     together = lab.format_bytes(round(COPIES * right * MIB))
     return problem or Correct(f"{right:,.0f} MiB. {COPIES} such are live at the peak: {together}.")
 
@@ -63,30 +57,27 @@ def momentum(parameters):
     'The part is `run.bytes_of("optimizer")`. Do not forget to `return` the result.',
 )
 def check_share(answer):
+    asked = "Asked for is the state's share of the peak, in percent."
     # Three numbers of state per weight and one: what is true of AdamW's two only is wrong for both.
     for make, precision in ((amsgrad, "bf16"), (momentum, "fp32")):
-        setting = {"name": "SmolLM2-tiny", "batch_size": 4, "seq_len": SEQ_LEN}
-        run = simulated(train, gpu="t4", make=make, precision=precision, **setting)
-        problem = _check_share(call(answer, run), run)
+        how = {"name": "SmolLM2-tiny", "batch_size": 4, "seq_len": SEQ_LEN, "precision": precision}
+        run = simulated(train, gpu="t4", make=make, **how)
+        state_bytes, weight_bytes = run.bytes_of("optimizer"), run.bytes_of("weights")
+        weight_percent = 100 * weight_bytes / run.peak_bytes
+        slips = {
+            100 * state_bytes / run.reserved_bytes: f"That is a share of reserved memory. {asked}",
+            100 * state_bytes / run.capacity_bytes: f"That is the state over the capacity. {asked}",
+            weight_percent: f"That is the share of the weights. {asked}",
+            2 * weight_percent: "AdamW stores twice the weights; this run does not.",
+            100 * state_bytes / weight_bytes: f"That is the state over the weights. {asked}",
+            state_bytes: f"Those are the bytes of the state. {asked}",
+        }
+        given, right = checks.call(answer, run), optimizer_percent(run)
+        rounded = 0.51 / right  # whole percents are right, too
+        problem = checks.expect_number(given, right, rel_tolerance=rounded, unit="%", slips=slips)
         if problem:
             return f"Tried on a run with {make.__name__}, {precision}: {problem}"
     return None
-
-
-def _check_share(percent, run: Run) -> str | None:
-    state_bytes, weight_bytes = run.bytes_of("optimizer"), run.bytes_of("weights")
-    asked = "Asked for is the state's share of the peak, in percent."
-    slips = {
-        100 * state_bytes / run.reserved_bytes: f"That is a share of reserved memory. {asked}",
-        100 * state_bytes / run.capacity_bytes: f"That is the state over the capacity. {asked}",
-        100 * weight_bytes / run.peak_bytes: f"That is the share of the weights. {asked}",
-        200 * weight_bytes / run.peak_bytes: "AdamW stores twice the weights; this run does not.",
-        100 * state_bytes / weight_bytes: f"That is the state over the weights. {asked}",
-        state_bytes: f"Those are the bytes of the state. {asked}",
-    }
-    right = optimizer_percent(run)
-    rounded = 0.51 / right  # whole percents are right, too
-    return expect_number(percent, right, rel_tolerance=rounded, unit="%", slips=slips)
 
 
 def t4_run(rows: int) -> Run:
@@ -110,7 +101,7 @@ def largest_batch():
     'rows = (lab.gpu("t4").budget_bytes - paid once) / per row, rounded down.',
 )
 def check_batch(answer):
-    return expect_limit(
+    return checks.expect_limit(
         answer,
         "rows",
         t4_run,

@@ -1,10 +1,11 @@
 """Exercises of lesson 01: where activations reach the states, and AdamW without its copy."""
 
+from functools import partial
+
 import torch
 
 import labkit as lab
 from gpumem.inputs import format_bytes
-from gpumem.trace import Category
 from labkit.exercises import checks
 from labkit.exercises.checks import train
 from labkit.exercises.engine import check_of
@@ -12,7 +13,7 @@ from labkit.exercises.engine import check_of
 SEQ_LEN = 128
 DEEP = {"layers": 30, "alike": "layers"}  # all of its layers, from simulating a few
 BF16_GPU = "rtx-3090"  # a T4 only emulates bfloat16, and has no fused attention for it
-PARTS = (Category.ACTIVATIONS, Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+MOST_BYTES_PER_PARAMETER = 18.5  # 16 are stored; a GPU's libraries take some besides
 
 
 def crossing_batch():
@@ -37,8 +38,8 @@ def check_crossing(answer):
     batch_size = checks.whole_number(answer, "the batch size", most=10_000)
     setting = {"precision": "bf16", "batch_size": batch_size, "seq_len": SEQ_LEN, **DEEP}
     run = checks.simulated(train, gpu=BF16_GPU, steps=1, **setting)
-    activations_bytes, *states = (run.highest_bytes(part) for part in PARTS)
-    states_bytes = sum(states)
+    activations_bytes = run.highest_bytes("activations")
+    states_bytes = sum(map(run.highest_bytes, ("weights", "gradients", "optimizer")))
     ratio = activations_bytes / states_bytes
     found = (
         f"We ran batch {batch_size}: {format_bytes(activations_bytes)} of activations, "
@@ -56,9 +57,6 @@ def check_crossing(answer):
     return f"{found} Your batch is too {direction}. {slip}".strip()
 
 
-MOST_BYTES_PER_PARAMETER = 18.5  # 16 are stored; a GPU's libraries take some besides
-
-
 def make_optimizer(parameters, lr=1e-3):
     # One parameter after the other: the temporaries are as large as one tensor, not all of them.
     return torch.optim.AdamW(parameters, lr=lr, foreach=False)
@@ -73,9 +71,7 @@ def make_optimizer(parameters, lr=1e-3):
     "of torch.optim.AdamW calls this `foreach`.",
 )
 def check_optimizer(answer):
-    def make(parameters):
-        return checks.call(answer, parameters)
-
+    make = partial(checks.call, answer)
     setting = {"batch_size": 1, "seq_len": SEQ_LEN, "make": make, **DEEP}
     run = checks.run_experiment(train, mode="simulate", gpu="t4", **setting)
     parameters = lab.model_info("SmolLM2-135M").parameters

@@ -8,6 +8,8 @@ from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
 BUDGET_BYTES = 160 * MIB
+crowd = from_notebook("02", "crowd", globals())
+messy = from_notebook("02", "messy", globals())
 
 
 def returned(segments):
@@ -16,9 +18,6 @@ def returned(segments):
         for segment in segments
         if all(block["state"] == "inactive" for block in segment["blocks"])
     )
-
-
-crowd = from_notebook("02", "crowd", globals())
 
 
 def _blocks(segments):
@@ -46,11 +45,7 @@ def check_returned(answer):
         right = returned(segments)
         free = sum(b["size"] for b in _blocks(segments) if b["state"] == "inactive")
         reserved = sum(segment["total_size"] for segment in segments)
-        by_first = sum(
-            segment["total_size"]
-            for segment in segments
-            if segment["blocks"][0]["state"] == "inactive"
-        )
+        by_first = sum(s["total_size"] for s in segments if s["blocks"][0]["state"] == "inactive")
         slips = {
             by_first: "That counts a segment as soon as its first block is free. One used block "
             "anywhere in it holds it.",
@@ -59,16 +54,12 @@ def check_returned(answer):
             reserved - right: "Those are the segments that must stay; the others go back.",
         }
         given = call(answer, segments)
-        problem = expect_number(given, right, rel_tolerance=0, unit="bytes", slips=slips)
-        if problem:
+        if problem := expect_number(given, right, rel_tolerance=0, unit="bytes", slips=slips):
             return (
                 f"There are {format_bytes(reserved)} in {len(segments)} segments, "
                 f"{format_bytes(free)} of them free. {problem}"
             )
     return None
-
-
-messy = from_notebook("02", "messy", globals())
 
 
 def tidy(memory):

@@ -8,6 +8,14 @@ from labkit.exercises.checks import Correct, call, estimated, expect_number, set
 from labkit.exercises.engine import check_of
 
 LOSS_MODEL, LOSS_BATCH, LOSS_LENGTH = "Qwen2.5-7B", 4, 2048
+#: Models of Llama's family, lengths and numbers of texts: grouped heads or not, narrow or wide.
+TRIED = (("SmolLM2-135M", 2048, 1), ("Llama-3.2-1B", 1024, 3), ("Llama-2-7B", 2048, 1))
+TOLERANCE = 0.05
+GPU = "a100-80gb"
+TARGET_MODEL, TARGET_GPU = "Llama-3.2-1B", "rtx-4090"
+TARGET_LENGTH, LEAST_TOKENS = 4096, 16_384
+FREE = ("batch_size", "accumulate", "checkpointing", "attention", "chunked_loss")
+FREE += ("optimizer_in_backward",)
 
 
 def loss_gib():
@@ -31,23 +39,11 @@ def check_loss(answer):
     return expect_number(answer, right, rel_tolerance=0.01, unit="GiB", slips=slips)
 
 
-#: Models of Llama's family, lengths and numbers of texts: grouped heads or not, narrow or wide.
-TRIED = (("SmolLM2-135M", 2048, 1), ("Llama-3.2-1B", 1024, 3), ("Llama-2-7B", 2048, 1))
-TOLERANCE = 0.05
-GPU = "a100-80gb"
-
-
 def activations(L, h, f, groups, s, b):
     norms = 2 * (4 + 2 + 2) * h  # two norms: FP32 copy, normalised, times its weight
     attention = 2 * 2 * h + 2 * 2 * h / groups  # query and output; key and value, shared
     mlp = 4 * 2 * f  # gate, activated gate, up, their product
     return L * s * b * (norms + attention + mlp)
-
-
-def _traced_bytes(model: str, seq_len: int, batch_size: int) -> int:
-    recipe = Recipe(precision="bf16", seq_len=seq_len, batch_size=batch_size)
-    rows = formula_estimate(model, recipe=recipe).beside(estimated(model, GPU, recipe).run)
-    return next(row.highest_bytes for row in rows if row.part is Part.ACTIVATIONS)
 
 
 @check_of(
@@ -63,7 +59,9 @@ def check_activations(answer):
         groups = shape.num_attention_heads // shape.num_key_value_heads
         layers, h, f = shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size
         given = call(answer, layers, h, f, groups, seq_len, batch_size)
-        right = _traced_bytes(model, seq_len, batch_size)
+        recipe = Recipe(precision="bf16", seq_len=seq_len, batch_size=batch_size)
+        parts = formula_estimate(model, recipe=recipe).beside(estimated(model, GPU, recipe).run)
+        right = next(each.highest_bytes for each in parts if each.part is Part.ACTIVATIONS)
         tokens = seq_len * batch_size
         slips = {layers * tokens * each: text for each, text in _slips(h, f, groups).items()}
         if batch_size > 1:
@@ -86,12 +84,6 @@ def _slips(h: int, f: int, groups: int) -> dict[float, str]:
         right + 4 * h - 4 * h / groups: "Key and value are shared by `groups` heads.",
         right / 2: "BF16 takes two bytes.",
     }
-
-
-TARGET_MODEL, TARGET_GPU = "Llama-3.2-1B", "rtx-4090"
-TARGET_LENGTH, LEAST_TOKENS = 4096, 16_384
-FREE = ("batch_size", "accumulate", "checkpointing", "attention", "chunked_loss")
-FREE += ("optimizer_in_backward",)
 
 
 def settings():

@@ -3,16 +3,16 @@
 import torch
 
 import labkit as lab
-from gpumem.runs import Run
 from gpumem.trace import Category
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
-from labkit.loss_comparison import Losses, losses
+from labkit.loss_comparison import losses
 
 MOST_PEAK, MOST_LOSS = 0.8, 0.004  # of FP32's
 STEPS, WIDE = 40, 1024
 SMALL = {"layers": 2, "vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+forgetful = from_notebook("05", "forgetful", globals())
 
 
 def smallest_change():
@@ -36,9 +36,6 @@ def check_change(answer):
         2**-12: "That is right for FP16, with ten bits of fraction. BF16 has seven.",
     }
     return checks.expect_number(answer, smallest_change(), rel_tolerance=0.01, slips=slips)
-
-
-forgetful = from_notebook("05", "forgetful", globals())
 
 
 def frugal(device, seed=0, width=64):
@@ -71,9 +68,20 @@ def check_frugal(answer):
     run = checks.run_experiment(answer, mode="simulate", steps=2, width=WIDE)
     ours = losses(answer, seeds=(0,), steps=STEPS)
     right = checks.reference_losses(forgetful, seeds=(0,), steps=STEPS, precision="fp32")
-    if problem := _other_training(ours, right):
+    if problem := checks.same_start(ours.curves[0][0], right.curves[0][0], rel_tolerance=0.002):
         return problem
-    if _has_fp32_weights(run):
+    off = ours.against(right).mean
+    if not abs(off) <= MOST_LOSS:  # also true of NaN
+        advice = (
+            "Steps are still lost: what happens to the part of a step that a weight cannot take?"
+        )
+        if off < 0:
+            advice = "That is another training. Keep the rate, change how the sum is stored."
+        return (
+            f"Your last loss is {off:+.1%} off that of FP32; {MOST_LOSS:.1%} is allowed. {advice}"
+        )
+    weights = [each for each in run.trace.storages if each.category is Category.WEIGHTS]
+    if any(each.name and each.dtype == "float32" for each in weights):  # parameters have names
         return "Your loss is right. But your weights are no longer BF16."
     fp32 = {"mode": "simulate", "steps": 2, "width": WIDE, "precision": "fp32"}
     most = checks.reference_run(forgetful, **fp32)
@@ -81,23 +89,5 @@ def check_frugal(answer):
         return f"{problem} Your loss is right. What do you keep for each weight, in which format?"
     return checks.Correct(
         f"That is right: {run.peak_bytes / most.peak_bytes:.0%} of FP32's peak, "
-        f"and the last loss is {ours.against(right).mean:+.2%} off that of FP32."
+        f"and the last loss is {off:+.2%} off that of FP32."
     )
-
-
-def _has_fp32_weights(run: Run) -> bool:
-    """Return whether a parameter of the model is wider than 16 bits; others have no name."""
-    weights = [each for each in run.trace.storages if each.category is Category.WEIGHTS]
-    return any(each.name and each.dtype == "float32" for each in weights)
-
-
-def _other_training(ours: Losses, right: Losses) -> str | None:
-    if problem := checks.same_start(ours.curves[0][0], right.curves[0][0], rel_tolerance=0.002):
-        return problem
-    off = ours.against(right).mean
-    if abs(off) <= MOST_LOSS:
-        return None
-    advice = "Steps are still lost: what happens to the part of a step that a weight cannot take?"
-    if off < 0:
-        advice = "That is another training. Keep the rate, change how the sum is stored."
-    return f"Your last loss is {off:+.1%} off that of FP32; {MOST_LOSS:.1%} is allowed. {advice}"

@@ -7,6 +7,8 @@ from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
 MOST_PEAK, MOST_EXTRA_FLOPS = 0.60, 0.14
+checkpoint_block = from_notebook("06", "checkpoint_block", globals())
+train_blocks = from_notebook("06", "train_blocks", globals())
 
 
 def extra_percent():
@@ -32,10 +34,6 @@ def check_price(answer):
     return checks.expect_number(answer, extra_percent(), rel_tolerance=0.005, slips=slips)
 
 
-checkpoint_block = from_notebook("06", "checkpoint_block", globals())
-train_blocks = from_notebook("06", "train_blocks", globals())
-
-
 def choose(blocks):
     return blocks[:6]  # half of the price; the last block must not be among them
 
@@ -49,10 +47,9 @@ def choose(blocks):
     "keep what they have.",
 )
 def check_choice(answer):
-    run = checks.run_experiment(
-        train_blocks, mode="measure", steps=2, choose=partial(checks.call, answer)
-    )
-    reference = checks.reference_run(train_blocks, mode="measure", steps=2)
+    how = {"mode": "measure", "steps": 2}
+    run = checks.run_experiment(train_blocks, choose=partial(checks.call, answer), **how)
+    reference = checks.reference_run(train_blocks, **how)
     if problem := checks.same_losses(run, reference):
         return problem
     if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):

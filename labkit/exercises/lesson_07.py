@@ -8,6 +8,8 @@ from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
 MOST_PEAK = 0.25
+ragged = from_notebook("07", "ragged", globals())
+whole = from_notebook("07", "whole", globals())
 
 
 def factor(piece_tokens, batch_tokens, pieces):
@@ -35,10 +37,6 @@ def _slips(piece_tokens, batch_tokens, pieces):
 def check_factor(answer):
     jobs = [(1000, 1030, 4), (10, 1030, 4), (256, 512, 2), (96, 1024, 8)]
     return checks.expect_results(answer, factor, jobs, slips=_slips)
-
-
-ragged = from_notebook("07", "ragged", globals())
-whole = from_notebook("07", "whole", globals())
 
 
 def in_pieces(device, batch_size=64, steps=3):

@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import labkit as lab
@@ -14,15 +13,9 @@ from labkit.exercises.notebook_code import from_notebook
 
 STEP, MOST_TOKENS = 512, 1 << 16
 MOST_PEAK = 0.25
-
-
-def repeated(module, query, key, value, attention_mask, **others):
-    """SDPA for transformers with each head of keys copied for its queries."""
-    each = module.num_key_value_groups
-    key, value = (t.repeat_interleave(each, dim=1) for t in (key, value))
-    causal = attention_mask is None
-    out = F.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal)
-    return out.transpose(1, 2).contiguous(), None
+sdpa = from_notebook("08", "sdpa", globals())
+repeated = from_notebook("08", "repeated", globals())
+capped = from_notebook("08", "capped", globals())
 
 
 def train(device, seq_len=512, attention="eager", layers=None):
@@ -44,8 +37,7 @@ def train(device, seq_len=512, attention="eager", layers=None):
 
 def needs(attention: str, seq_len: int) -> Run:
     deep = {"layers": 30, "alike": "layers"}  # SmolLM2-135M's, from simulating a few
-    how = {"attention": attention, "seq_len": seq_len, **deep}
-    return checks.simulated(train, gpu="t4", steps=1, **how)
+    return checks.simulated(train, gpu="t4", steps=1, attention=attention, seq_len=seq_len, **deep)
 
 
 def longest():
@@ -82,9 +74,6 @@ def check_longest(answer):
             return result
     factor = lengths["repeated"] / lengths["eager"]
     return checks.Correct(f"That is right: {factor:.1f} times the context on the same GPU.")
-
-
-capped = from_notebook("08", "capped", globals())
 
 
 def thrifty(q, k, v, cap=5.0):

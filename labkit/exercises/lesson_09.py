@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ STEPS = 8
 MOST_PEAK = 0.5
 # A record of plain numbers, or of small tensors, is no leak worth a word.
 ALLOWED_GROWTH_BYTES = 4096
+leaky = from_notebook("09", "leaky", globals())
 
 
 def leaking():
@@ -65,9 +66,6 @@ def _letters(answer: Any) -> set[str]:
     raise InputError(f'give letters from A to F, such as "AB", not {shown(answer)}')
 
 
-leaky = from_notebook("09", "leaky", globals())
-
-
 def tight(device, records, steps=8):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
@@ -91,11 +89,6 @@ def tight(device, records, steps=8):
         yield loss
 
 
-class _Result(NamedTuple):
-    records: Mapping[str, list[Any]]
-    trace: Trace
-
-
 @check_of(
     "09-2",
     tight,
@@ -104,19 +97,20 @@ class _Result(NamedTuple):
     "The norm needs `detach()` before it, the row `clone()`, the validation `torch.no_grad()`.",
 )
 def check_tight(answer):
-    given, right = _run(answer), _run(leaky)
-    if problem := _other_records(given.records, right.records):
+    records, trace = _run(answer)
+    right_records, right_trace = _run(leaky)
+    if problem := _other_records(records, right_records):
         return problem
-    if problem := _still_growing(given.trace):
+    if problem := _still_growing(trace):
         return problem
-    most_bytes = int(MOST_PEAK * right.trace.peak_bytes)
-    if given.trace.peak_bytes <= most_bytes:
+    most_bytes = int(MOST_PEAK * right_trace.peak_bytes)
+    if trace.peak_bytes <= most_bytes:
         return None
-    peak, most = format_bytes(given.trace.peak_bytes), format_bytes(most_bytes)
+    peak, most = format_bytes(trace.peak_bytes), format_bytes(most_bytes)
     return f"Nothing grows any more, but your peak is {peak}; the target is at most {most}."
 
 
-def _run(experiment: Callable[..., Iterator[Any]]) -> _Result:
+def _run(experiment: Callable[..., Iterator[Any]]) -> tuple[dict[str, list[Any]], Trace]:
     """Return the records and the trace of all steps on the CPU; a measurement watches only two."""
     device = torch.device("cpu")
     records = {"norm": [], "loss": [], "row": [], "validation": []}
@@ -127,7 +121,7 @@ def _run(experiment: Callable[..., Iterator[Any]]) -> _Result:
         trace = tracker.trace()
     if job.done < STEPS:
         raise InputError(f"it ended after {job.done} of {STEPS} steps")
-    return _Result(records, trace)
+    return records, trace
 
 
 def _other_records(given: Mapping[str, list[Any]], right: Mapping[str, list[Any]]) -> str | None:

@@ -10,8 +10,9 @@ from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
-MOST_PEAK = 0.8
-MOST_PIECES = 4
+MOST_PEAK, MOST_PIECES = 0.8, 4
+Block = from_notebook("10", "Block", globals())
+script_all = from_notebook("10", "script_all", globals())
 
 
 def portable_clip(x):
@@ -44,18 +45,6 @@ def check_clip(answer):
     return None
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.up(self.norm(x))
-        return x + self.down(h * torch.sigmoid(h))
-
-
 def tower(device: torch.device | str = "cpu") -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*[Block(128) for _ in range(12)]).to(device)
@@ -71,13 +60,6 @@ def train(device: torch.device, convert: Callable[[nn.Module], nn.Module]) -> It
         optimizer.step()
         optimizer.zero_grad()
         yield loss
-
-
-script_all = from_notebook("10", "script_all", globals())
-
-
-def all_at_once(device: torch.device) -> Iterator:
-    yield from train(device, script_all)
 
 
 def script_less_at_once(model):
@@ -113,11 +95,8 @@ def check_pieces(answer):
         return "Not every parameter belongs to a scripted module."
     if pieces(model) > MOST_PIECES:
         return f"{pieces(model)} scripted modules; at most {MOST_PIECES} are asked for."
-
-    def in_pieces(device: torch.device) -> Iterator:
-        yield from train(device, answer)
-
-    run, reference = checks.run_both(in_pieces, all_at_once, mode="measure", steps=2)
+    run = checks.run_experiment(train, mode="measure", steps=2, convert=answer)
+    reference = checks.reference_run(train, mode="measure", steps=2, convert=script_all)
     return checks.same_losses(run, reference) or checks.memory_target(
         run, int(MOST_PEAK * reference.peak_bytes)
     )

@@ -13,6 +13,8 @@ from labkit.exercises.notebook_code import from_notebook
 
 MOST_PEAK, MOST_PRODUCTS = 0.45, 1.12  # of the eager step's
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+Block = from_notebook("11", "Block", globals())
+train_blocks = from_notebook("11", "train_blocks", globals())
 
 
 def fewer_gib():
@@ -38,10 +40,6 @@ def check_fewer(answer):
         9.664: "That is in GB. A GiB is 1024³ bytes.",
     }
     return checks.expect_number(answer, fewer_gib(), rel_tolerance=0.01, unit="GiB", slips=slips)
-
-
-Block = from_notebook("11", "Block", globals())
-train_blocks = from_notebook("11", "train_blocks", globals())
 
 
 def frugal(blocks):

@@ -61,19 +61,6 @@ def loss_of(hidden, weight, labels):
     '`reduction="sum"`, each inside a `checkpoint`, and divide by `len(labels)`.',
 )
 def check_loss(answer):
-    if problem := _other_loss(answer):
-        return problem
-    run = checks.run_experiment(_backward_of(answer), mode="simulate", gpu=GPU)
-    if problem := checks.memory_target(run, MOST_PEAK_BYTES):
-        whole_bytes = TOKENS * VOCABULARY * 4
-        if run.highest_bytes("activations") > whole_bytes:
-            return f"{problem} At some moment the logits of all tokens are alive: who keeps them?"
-        return f"{problem} How large is one chunk of logits?"
-    return checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, weight and all.")
-
-
-def _other_loss(answer):
-    """Return how loss or gradients differ from those of ``whole_loss``."""
     generator = torch.Generator().manual_seed(0)
     for tokens in (24, 1021):  # the second is prime: no number of chunks divides it
         # Later tokens are harder, so that a token with too much weight shows in the loss.
@@ -83,19 +70,22 @@ def _other_loss(answer):
         labels = torch.randint(97, (tokens,), generator=generator)
         if problem := checks.same_gradients(answer, whole_loss, hidden, weight, labels):
             return f"With {tokens} tokens: {problem} Do all of them weigh the same?"
-    return None
+    run = checks.run_experiment(_backward, mode="simulate", gpu=GPU, loss_of=answer)
+    if problem := checks.memory_target(run, MOST_PEAK_BYTES):
+        whole_bytes = TOKENS * VOCABULARY * 4
+        if run.highest_bytes("activations") > whole_bytes:
+            return f"{problem} At some moment the logits of all tokens are alive: who keeps them?"
+        return f"{problem} How large is one chunk of logits?"
+    return checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, weight and all.")
 
 
-def _backward_of(loss_of):
-    def experiment(device):
-        kind = {"device": device, "dtype": torch.bfloat16, "requires_grad": True}
-        weight = torch.randn(VOCABULARY, WIDTH, **kind)
-        while True:
-            hidden = torch.randn(TOKENS, WIDTH, **kind)
-            labels = torch.randint(VOCABULARY, (TOKENS,), device=device)
-            loss = loss_of(hidden, weight, labels)
-            loss.backward()
-            weight.grad = None
-            yield loss
-
-    return experiment
+def _backward(device, loss_of):
+    kind = {"device": device, "dtype": torch.bfloat16, "requires_grad": True}
+    weight = torch.randn(VOCABULARY, WIDTH, **kind)
+    while True:
+        hidden = torch.randn(TOKENS, WIDTH, **kind)
+        labels = torch.randint(VOCABULARY, (TOKENS,), device=device)
+        loss = loss_of(hidden, weight, labels)
+        loss.backward()
+        weight.grad = None
+        yield loss

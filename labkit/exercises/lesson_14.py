@@ -7,9 +7,8 @@ from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
-STEPS = 20
-MOST_PEAK = 0.7
-NOISE = 0.02
+STEPS, MOST_PEAK, NOISE = 20, 0.7, 0.02
+heavy = from_notebook("14", "heavy", globals())
 
 
 def state_bytes(sizes):
@@ -44,9 +43,6 @@ def check_bytes(answer):
     return checks.expect_results(answer, state_bytes, jobs, slips=_slips, rel_tolerance=1e-6)
 
 
-heavy = from_notebook("14", "heavy", globals())
-
-
 def light(device, steps=20):
     import bitsandbytes as bnb
 
@@ -69,8 +65,7 @@ def light(device, steps=20):
     "`min_8bit_size=1024` in AdamW8bit rounds the states of every matrix here, not of the norms.",
 )
 def check_light(answer):
-    run = checks.run_experiment(answer, mode="measure", steps=STEPS)
-    reference = checks.reference_run(heavy, mode="measure", steps=STEPS)
+    run, reference = checks.run_both(answer, heavy, mode="measure", steps=STEPS)
     if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
         return problem
     if problem := checks.same_start(run.losses[0], reference.losses[0]):

@@ -14,6 +14,7 @@ GPU, MOST_BYTES = "l4", int(1.75 * GIB)
 LONG = {"batch_size": 8, "seq_len": 512, "dtype": torch.bfloat16}
 # The real run, for its losses: the learner's own step on a CPU, in seconds.
 SHORT = {"batch_size": 8, "seq_len": 16, "dtype": torch.float32}
+roomy = from_notebook("15", "roomy", globals())
 
 
 def adapter_bytes():
@@ -41,9 +42,6 @@ def check_adapter_bytes(answer):
         all_wide: "Keys and values have 8 heads of 128, so k and v have 1024 outputs, not 4096.",
     }
     return checks.expect_number(answer, right, rel_tolerance=0.01, unit="bytes", slips=slips)
-
-
-roomy = from_notebook("15", "roomy", globals())
 
 
 def thrifty(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):

@@ -50,15 +50,6 @@ def squeeze(scales):
     return codes, steps
 
 
-def some_scales() -> torch.Tensor:
-    """Return the scales of a matrix, some of whose blocks hold much larger weights."""
-    generator = torch.Generator().manual_seed(0)
-    weight = 0.02 * torch.randn(64 * 8 * GROUP, generator=generator)
-    scales = weight.view(-1, 64).abs().amax(1)
-    scales[GROUP : GROUP + 8] *= 50
-    return scales
-
-
 @check_of(
     "16-2",
     squeeze,
@@ -67,7 +58,10 @@ def some_scales() -> torch.Tensor:
     "which is the largest number of `torch.uint8`.",
 )
 def check_squeeze(answer):
-    scales = some_scales()
+    # Some blocks of the matrix hold much larger weights.
+    weight = 0.02 * torch.randn(64 * 8 * GROUP, generator=torch.Generator().manual_seed(0))
+    scales = weight.view(-1, 64).abs().amax(1)
+    scales[GROUP : GROUP + 8] *= 50
     given = checks.call(answer, scales.clone())
     pair = isinstance(given, tuple | list) and len(given) == 2
     if not pair or not all(map(torch.is_tensor, given)):

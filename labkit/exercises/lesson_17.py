@@ -1,7 +1,6 @@
 """Exercises of lesson 17: a slowdown from bytes and bandwidth, and a large model in few bytes."""
 
-import functools
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,14 +11,6 @@ from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
-
-def slowdown(parameters, tokens, flops_per_second, bytes_per_second, hidden):
-    arithmetic = 8 * parameters * tokens / flops_per_second  # 2 forward, 2 again, 4 backward
-    copies = 3 * 2 * parameters / bytes_per_second  # fetched twice, gradients back; 2 bytes each
-    together = max(arithmetic, copies) if hidden else arithmetic + copies
-    return together / arithmetic
-
-
 # (parameters, tokens, flops_per_second, bytes_per_second, hidden)
 JOBS = (
     (8_000_000_000, 2048, 100e12, 25e9, False),
@@ -27,6 +18,19 @@ JOBS = (
     (8_000_000_000, 8192, 100e12, 25e9, True),  # all hidden
     (1_000_000_000, 16384, 300e12, 50e9, False),
 )
+FEW, MANY = 8, 24  # blocks
+OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 1e12, 13e9
+MOST_TIME = 2.0
+GPU = "rtx-4090"  # on which it is simulated: any would do, as nothing comes near its memory
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+roomy = from_notebook("17", "roomy", globals())
+
+
+def slowdown(parameters, tokens, flops_per_second, bytes_per_second, hidden):
+    arithmetic = 8 * parameters * tokens / flops_per_second  # 2 forward, 2 again, 4 backward
+    copies = 3 * 2 * parameters / bytes_per_second  # fetched twice, gradients back; 2 bytes each
+    together = max(arithmetic, copies) if hidden else arithmetic + copies
+    return together / arithmetic
 
 
 @check_of(
@@ -57,15 +61,6 @@ def _slips(parameters, tokens, flops_per_second, bytes_per_second, hidden):
     }
 
 
-FEW, MANY = 8, 24  # blocks
-OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 1e12, 13e9
-MOST_TIME = 2.0
-GPU = "rtx-4090"  # on which it is simulated: any would do, as nothing comes near its memory
-
-
-roomy = from_notebook("17", "roomy", globals())
-
-
 def large(device, blocks=24, steps=2):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(512, 512, device=device) for _ in range(blocks)]
@@ -89,9 +84,6 @@ def large(device, blocks=24, steps=2):
         yield loss
 
 
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
-
-
 class _Watch(TorchDispatchMode):
     """Counts bytes copied between device and CPU, and matrix products that the CPU computes."""
 
@@ -110,7 +102,7 @@ class _Watch(TorchDispatchMode):
         return out
 
 
-@functools.cache
+@cache
 def _simulated(experiment, blocks: int) -> tuple[Run, _Watch]:
     """Return the simulated run, and what its second step copied and computed where."""
     watches: list[_Watch] = []

@@ -9,12 +9,6 @@ from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
-
-def tokens_to_hide(weight, gradient, read, write, flops):
-    per_parameter = (2 * weight + 12 + gradient) / read + (weight + 12 + gradient) / write
-    return per_parameter * flops / 6  # both times grow with the number of parameters
-
-
 # (weight, gradient, read, write, flops)
 JOBS = (
     (2, 0, 8e9, 4e9, 48e12),
@@ -22,6 +16,14 @@ JOBS = (
     (4, 2, 8e9, 4e9, 96e12),
     (2, 4, 2e9, 1e9, 24e12),
 )
+LAYERS, WIDE, NARROW = 12, 2048, 64
+ON_DEVICE, ON_HOST = 3.25, 5.25  # layers' weights; the quarters are for activations
+roomy = from_notebook("18", "roomy", globals())
+
+
+def tokens_to_hide(weight, gradient, read, write, flops):
+    per_parameter = (2 * weight + 12 + gradient) / read + (weight + 12 + gradient) / write
+    return per_parameter * flops / 6  # both times grow with the number of parameters
 
 
 @check_of(
@@ -55,13 +57,6 @@ def _slips(weight, gradient, read, write, flops):
         max(reading / read, writing / write) * flops / 6: "Reading and writing come one after the "
         "other here: their times add up.",
     }
-
-
-LAYERS, WIDE, NARROW = 12, 2048, 64
-ON_DEVICE, ON_HOST = 3.25, 5.25  # layers' weights; the quarters are for activations
-
-
-roomy = from_notebook("18", "roomy", globals())
 
 
 def thrifty(device, shelf, layers=12, width=64, steps=3):
@@ -99,18 +94,6 @@ def thrifty(device, shelf, layers=12, width=64, steps=3):
         yield loss
 
 
-def _with(answer, shelf, width):
-    """Return the experiment with its shelf: `lab.measure` hands over plain values only."""
-
-    def experiment(device, steps=3):
-        yield from answer(device, shelf, LAYERS, width, steps)
-
-    return experiment
-
-
-REFERENCE = _with(roomy, None, NARROW)
-
-
 @check_of(
     "18-2",
     thrifty,
@@ -120,14 +103,14 @@ REFERENCE = _with(roomy, None, NARROW)
     "`register_post_accumulate_grad_hook`, on the CPU.",
 )
 def check_thrifty(answer):
-    reference = checks.reference_run(REFERENCE, mode="measure", steps=3)
+    narrow = {"mode": "measure", "layers": LAYERS, "width": NARROW, "steps": 3}
+    reference = checks.reference_run(roomy, shelf=None, **narrow)
     with TemporaryFolder() as folder:
-        narrow = _with(answer, DiskStore(folder), NARROW)
-        run = checks.run_experiment(narrow, mode="measure", steps=3)
+        run = checks.run_experiment(answer, shelf=DiskStore(folder), **narrow)
         if problem := checks.same_losses(run, reference):
             return problem
-        wide = _with(answer, DiskStore(folder), WIDE)
-        run = checks.run_experiment(wide, mode="simulate", gpu="t4", steps=3)
+        wide = narrow | {"mode": "simulate", "gpu": "t4", "width": WIDE}
+        run = checks.run_experiment(answer, shelf=DiskStore(folder), **wide)
     layer_bytes = 4 * WIDE * WIDE
     peak = run.trace.peak()
     device_bytes = peak.total_bytes - peak.by_category.get(Category.UNATTRIBUTED, 0)

@@ -16,6 +16,12 @@ from gpumem.runs import Run
 from labkit.exercises.checks import Correct, NotAttempted, expect_limit, memory_target, train_steps
 from labkit.exercises.engine import check_of
 
+MACHINE = 8  # GPUs to one
+MOST_GPUS = 1024  # beyond it the simulation takes minutes
+TARGET_BYTES = 11 * GIB // 2
+MORE_TRAFFIC = 1.1
+EIGHT = {"model": "Llama-3.1-8B", "layers": 32, "seq_len": 512, "gpu": "h100", "ranks": 64}
+
 
 def by_layer(net, **options):
     """The units of the lesson: each layer, and the rest with the root."""
@@ -44,16 +50,10 @@ def one_rank(cut: Any, *, model: str, layers: int, seq_len: int, gpu: str, ranks
         return lab.simulate(train, gpu=gpu, ranks=ranks, alike="layers", layers=layers)
 
 
-MACHINE = 8  # GPUs to one
-
-
 def seventy(ranks: int) -> Run:
     """Llama-2-70B on ``ranks`` GPUs of 24 GB."""
     size = {"model": "Llama-2-70B", "layers": 80, "seq_len": 2048}
     return one_rank(by_layer, gpu="rtx-4090", ranks=ranks, **size)
-
-
-MOST_GPUS = 1024  # beyond it the simulation takes minutes
 
 
 def fewest():
@@ -75,11 +75,6 @@ def check_fewest(answer):
     if isinstance(found, str) and found.endswith("fit, too."):
         return found.split(" But ")[0] + " That fits, but it is not the fewest."
     return found
-
-
-TARGET_BYTES = 11 * GIB // 2
-MORE_TRAFFIC = 1.1
-EIGHT = {"model": "Llama-3.1-8B", "layers": 32, "seq_len": 512, "gpu": "h100", "ranks": 64}
 
 
 def cut(net, **options):

@@ -1,25 +1,27 @@
 """Exercises of lesson 20: a map for two unequal GPUs, and a pipeline within a memory target."""
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 import labkit as lab
-from gpumem.inputs import GIB, MIB, format_bytes, one_of, shown
+from gpumem.inputs import GIB, format_bytes, one_of, shown
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 from labkit.pipelines import ORDERS, train_first_stage
 
-SPARE_BYTES = 256 * MIB  # what the notebook says that a pass needs beside the weights
 # (layers, room of GPU 0, room of GPU 1)
 PAIRS = ((32, 11 * GIB, 6 * GIB), (24, 4 * GIB, 9 * GIB))
 ROWS, TOKENS = 2, 1024
+bring_inputs = from_notebook("20", "bring_inputs", globals())
+STAGES, TEXTS = 4, 32
+BASELINE_PIECES = 4  # micro-batches of the GPipe whose peak is to be halved
+MOST_IDLE, FEWEST_TEXTS, MOST_PEAK = 0.20, 2, 0.50
 
 
 def place(model, room):
@@ -38,9 +40,9 @@ def infer(device, layers, places):
     """A pass over GPUs with numbers, each block's inputs moved to it."""
     model = _llama(layers, "cpu").eval()
     for name, number in places.items():
-        at = torch.device(device.type, number)
-        block = model.get_submodule(name).to(at)
-        block.register_forward_pre_hook(partial(_move, at), with_kwargs=True)
+        block = model.get_submodule(name)
+        block.place = torch.device(device.type, number)
+        block.to(block.place).register_forward_pre_hook(bring_inputs, with_kwargs=True)
     ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64, device=device)
     with torch.no_grad():
         yield model(input_ids=ids, logits_to_keep=1).logits.mean()
@@ -48,10 +50,6 @@ def infer(device, layers, places):
 
 def _llama(layers: int, device: str) -> nn.Module:
     return lab.model("Llama-3.1-8B", layers=layers, dtype=torch.bfloat16, device=device)
-
-
-def _move(at: torch.device, block: nn.Module, args: Any, named: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda x: x.to(at), (args, named))
 
 
 @check_of(
@@ -107,11 +105,6 @@ def _too_much(layers: int, rooms: list[int], places: dict[str, int]) -> str | No
         if taken_bytes > room_bytes:
             return f"GPU {number} peaks at {format_bytes(taken_bytes)}. A pass needs room, too."
     return None
-
-
-STAGES, TEXTS = 4, 32
-BASELINE_PIECES = 4  # micro-batches of the GPipe whose peak is to be halved
-MOST_IDLE, FEWEST_TEXTS, MOST_PEAK = 0.20, 2, 0.50
 
 
 def plan():

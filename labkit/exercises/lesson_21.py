@@ -7,6 +7,7 @@ import numpy as np
 from labkit.exercises.checks import call, expect_results
 from labkit.exercises.engine import check_of
 
+MOST_PADDING, MOST_BATCHES = 0.1, 1.25
 # Two runs, (positions, peak), and a budget: the larger run comes first, too; one barely grows.
 RUNS = (
     ((1024, 3_100_000_000), (2048, 4_800_000_000), 14_500_000_000),
@@ -59,9 +60,6 @@ def batches(lengths, budget_bytes, fixed, linear, square):
             batch = []
         batch.append(number)
     return [*found, batch]
-
-
-MOST_PADDING, MOST_BATCHES = 0.1, 1.25
 
 
 def data_sets() -> list[tuple[list[int], int, int, int, int]]:

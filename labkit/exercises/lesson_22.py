@@ -3,25 +3,17 @@
 import argparse
 from typing import Any
 
-import torch
-
 import labkit as lab
-from gpumem.estimation.recipe import Recipe
-from gpumem.estimation.techniques import HostOptimizer, chunked_loss, optimizer_of
 from gpumem.inputs import GIB, InputError, format_bytes, shown
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.checks import Correct, expect_results, memory_target
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
-
-def factor(weights, gradients, states, activations, k):
-    def peak(activations):
-        return weights + states + max(activations, gradients)  # backward, or the optimizer's step
-
-    return peak(activations) / peak(activations / k)
-
-
+for _name in ("loss_of", "CpuAdamW"):  # which `train` needs
+    from_notebook("22", _name, globals())
+train = from_notebook("22", "train", globals())
 # (weights, gradients, states, activations, k), in GiB
 JOBS = (
     (2, 2, 4, 40, 4),  # backward's moment is the peak before and after
@@ -29,6 +21,24 @@ JOBS = (
     (4, 4, 8, 3, 10),  # the optimizer's step is the peak before, too
     (1, 0.1, 0.2, 9, 2),  # adapters
 )
+MODEL, ROWS = "SmolLM2-135M", 4
+MOST_BYTES = int(1.4 * GIB)
+#: All seven switches of the lesson.
+SEVEN = "--amp --fused --checkpointing --chunk=1024 --optimizer=cpu --micro=2"
+
+_parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
+for _switch in ("amp", "fused", "checkpointing", "bf16", "nf4"):
+    _parser.add_argument(f"--{_switch}", action="store_true")
+for _number in ("chunk", "micro", "lora"):
+    _parser.add_argument(f"--{_number}", type=int, default=0)
+_parser.add_argument("--optimizer", choices=["adamw", "8bit", "cpu"], default="adamw")
+
+
+def factor(weights, gradients, states, activations, k):
+    def peak(activations):
+        return weights + states + max(activations, gradients)  # backward, or the optimizer's step
+
+    return peak(activations) / peak(activations / k)
 
 
 @check_of(
@@ -58,19 +68,6 @@ def _slips(weights, gradients, states, activations, k):
     }
 
 
-MODEL, ROWS = "SmolLM2-135M", 4
-MOST_BYTES = int(1.4 * GIB)
-#: All seven switches of the lesson.
-SEVEN = "--amp --fused --checkpointing --chunk=1024 --optimizer=cpu --micro=2"
-
-_parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
-for _switch in ("amp", "fused", "checkpointing", "bf16", "nf4"):
-    _parser.add_argument(f"--{_switch}", action="store_true")
-for _number in ("chunk", "micro", "lora"):
-    _parser.add_argument(f"--{_number}", type=int, default=0)
-_parser.add_argument("--optimizer", choices=["adamw", "8bit", "cpu"], default="adamw")
-
-
 def switches_of(answer: Any) -> argparse.Namespace:
     """Return what an answer such as ``"--amp --chunk=1024"`` switches on.
 
@@ -91,30 +88,13 @@ def switches_of(answer: Any) -> argparse.Namespace:
 
 def job(device, layers, flags):
     """The lesson's job, at the size of the exercise."""
-    switches = switches_of(flags)
-    attention = "sdpa" if switches.fused else "eager"
+    options = switches_of(flags)
+    options.lr = 1e-4
+    attention = "sdpa" if options.fused else "eager"
     model = lab.model(MODEL, device=device, layers=layers, attention=attention)
-    lab.checkpointing(model, on=switches.checkpointing)
-    weights = list(model.parameters())
-    if switches.optimizer == "cpu":
-        optimizer = HostOptimizer(weights, torch.optim.AdamW, lr=1e-4)
-    else:
-        recipe = Recipe(optimizer="adamw8bit" if switches.optimizer == "8bit" else "adamw")
-        optimizer = optimizer_of(recipe, weights)
-    for ids in lab.batches(device=device, batch_size=ROWS, seq_len=1024):
-        total = torch.zeros((), device=device)
-        for rows in ids.split(switches.micro or ROWS):
-            with lab.autocast(device, "amp-bf16" if switches.amp else "fp32"):
-                if switches.chunk:
-                    loss = chunked_loss(model, rows, switches.chunk)
-                else:
-                    loss = model(input_ids=rows, labels=rows).loss
-                loss = loss * len(rows) / ROWS
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield total
+    lab.checkpointing(model, on=options.checkpointing)
+    batches = lab.batches(device=device, batch_size=ROWS, seq_len=1024)
+    yield from train(model, batches, options)
 
 
 def simulated(flags: str) -> Run:

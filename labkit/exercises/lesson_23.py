@@ -1,5 +1,7 @@
 """Exercises of lesson 23: the longest text that fits, and a memory target with a bound on time."""
 
+from functools import partial
+
 from gpumem.estimation.estimate import Estimate
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware.least_seconds import least_seconds
@@ -16,10 +18,7 @@ MULTIPLE, POSITIONS = 1024, 131_072
 MARGIN = 0.05  # of the capacity, as in lab.advise
 MOST_BYTES, MOST_SECONDS = 20 * GIB, 0.40
 LEAST_TOKENS, MOST_TOKENS = 1024, 16_384
-
-
-def estimated(recipe: Recipe) -> Estimate:
-    return checks.estimated(MODEL, GPU, recipe)
+estimated = partial(checks.estimated, MODEL, GPU)
 
 
 def longest():
@@ -88,8 +87,12 @@ def thrifty_fields():
 )
 def check_fields(answer):
     recipe = Recipe().but(**settings_of(answer))
-    if problem := _other_training(recipe):
-        return problem
+    if recipe.lora:
+        return "Your recipe trains adapters. Here every weight is trained: leave lora out."
+    if recipe.offload != "none" or recipe.optimizer == "paged-adamw8bit":
+        return "Nothing may live in CPU memory, and a paged optimizer can keep its state there."
+    if not LEAST_TOKENS <= recipe.tokens <= MOST_TOKENS:
+        return f"Your step has {recipe.tokens} tokens; {LEAST_TOKENS} to {MOST_TOKENS} are allowed."
     found = estimated(recipe)
     needed, floor = format_bytes(found.peak_reserved_bytes), format_bytes(found.floor_bytes)
     bound = _seconds(found, moved_bytes=found.run.moved_bytes)
@@ -111,16 +114,6 @@ def check_fields(answer):
             f"{MOST_SECONDS:.2f} s. What takes that long is {reason}"
         )
     return Correct(f"That is right: {needed}, and at least {bound:.2f} s per 1000 tokens.")
-
-
-def _other_training(recipe: Recipe) -> str | None:
-    if recipe.lora:
-        return "Your recipe trains adapters. Here every weight is trained: leave lora out."
-    if recipe.offload != "none" or recipe.optimizer == "paged-adamw8bit":
-        return "Nothing may live in CPU memory, and a paged optimizer can keep its state there."
-    if not LEAST_TOKENS <= recipe.tokens <= MOST_TOKENS:
-        return f"Your step has {recipe.tokens} tokens; {LEAST_TOKENS} to {MOST_TOKENS} are allowed."
-    return None
 
 
 def _seconds(found: Estimate, *, moved_bytes: int) -> float:

@@ -7,16 +7,6 @@ from gpumem.inputs import one_of, shown
 from labkit.exercises.checks import call
 from labkit.exercises.engine import check_of
 
-
-def needed(parts, table, room):
-    fitting = {}
-    for name, (part, share, seconds) in table.items():
-        peak = sum(parts.values()) - share * parts[part]  # the other parts stay as they are
-        if peak <= room:
-            fitting[name] = seconds
-    return min(fitting, key=fitting.get) if fitting else "none"
-
-
 #: As in the lesson's table: which part falls, by which share of it, seconds added to the bound.
 TABLE = {
     "checkpointing": ("activations", 0.9, 0.15),
@@ -33,6 +23,25 @@ PEAKS = (
     ({"weights": 12, "optimizer": 6, "activations": 6}, 11),  # none: weights stay
     ({"weights": 6, "optimizer": 8, "activations": 8}, 18),  # several would do
 )
+Measure = Callable[[Sequence[str]], tuple[float, float]]
+SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3}
+#: Jobs by what each is to find out: the peaks of backward and of the optimizer's step, in GiB, and
+#: how much of each a technique saves.
+ORDER_JOBS = {
+    "independent savings": ((40, 0), {"a": (10, 0), "b": (6, 0), "c": (3, 0), "d": (9, 0)}),
+    "a peak that moves": ((40, 30), {"a": (15, 0), "b": (0, 12), "c": (4, 0), "d": (9, 0)}),
+    "one that saves nothing": ((20, 18), {"a": (8, 0), "b": (0, 1), "c": (-2, 0), "d": (0, 9)}),
+    "nothing to save": ((20, 20), dict.fromkeys(SECONDS, (5, 0))),
+}
+
+
+def needed(parts, table, room):
+    fitting = {}
+    for name, (part, share, seconds) in table.items():
+        peak = sum(parts.values()) - share * parts[part]  # the other parts stay as they are
+        if peak <= room:
+            fitting[name] = seconds
+    return min(fitting, key=fitting.get) if fitting else "none"
 
 
 @check_of(
@@ -84,18 +93,6 @@ def order(measure, names):
             return adopted
         _, name, peak, seconds = best
         adopted.append(name)
-
-
-Measure = Callable[[Sequence[str]], tuple[float, float]]
-SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3}
-#: Jobs by what each is to find out: the peaks of backward and of the optimizer's step, in GiB, and
-#: how much of each a technique saves.
-ORDER_JOBS = {
-    "independent savings": ((40, 0), {"a": (10, 0), "b": (6, 0), "c": (3, 0), "d": (9, 0)}),
-    "a peak that moves": ((40, 30), {"a": (15, 0), "b": (0, 12), "c": (4, 0), "d": (9, 0)}),
-    "one that saves nothing": ((20, 18), {"a": (8, 0), "b": (0, 1), "c": (-2, 0), "d": (0, 9)}),
-    "nothing to save": ((20, 20), dict.fromkeys(SECONDS, (5, 0))),
-}
 
 
 def _measure_of(peaks: tuple[int, int], savings: Mapping[str, tuple[int, int]]) -> Measure:

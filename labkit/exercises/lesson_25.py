@@ -3,14 +3,7 @@
 from labkit.exercises.capstone_job import Job, judge
 from labkit.exercises.engine import check_of
 
-JOB = Job(
-    model="Llama-3.1-8B",
-    gpu="rtx-4090",
-    rows=8,
-    length=1024,
-    seconds=3.6,
-    most_loss=8.0,
-)
+JOB = Job(model="Llama-3.1-8B", gpu="rtx-4090", rows=8, length=1024, seconds=3.6, most_loss=8.0)
 
 
 def script():

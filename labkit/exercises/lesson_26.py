@@ -3,15 +3,7 @@
 from labkit.exercises.capstone_job import Job, judge
 from labkit.exercises.engine import check_of
 
-JOB = Job(
-    model="Llama-2-70B",
-    gpu="h100",
-    gpus=8,
-    rows=2,
-    length=4096,
-    seconds=5.5,
-    most_loss=5.0,
-)
+JOB = Job(model="Llama-2-70B", gpu="h100", gpus=8, rows=2, length=4096, seconds=5.5, most_loss=5.0)
 
 
 def script():

@@ -62,12 +62,6 @@ def opened(page, folder):
     return go
 
 
-def test_the_page_is_small(folder):
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    del sizes["fit-data.js"]
-    assert sum(sizes.values()) < 500e3
-
-
 @pytest.mark.parametrize("outdated", [(), (MODEL,)], ids=["new points", "old ones"])
 def test_the_page_finds_what_python_finds(opened, outdated):
     known = replace(fit_page.table(), outdated=outdated)
@@ -256,21 +250,6 @@ def test_no_more_ram_is_asked_for_than_helps(opened, monkeypatch, tmp_path):
     assert "bitsandbytes does not round experts" in page.inner_text("#may")
 
 
-def test_several_gpus_say_which_ways_they_have(opened):
-    state = STATE.format(MODEL, "a100-80gb", 2, 1, 1024).split("&may=")[0]
-    assert "Allow one of them" in opened(state + "&may=optimizer").inner_text("#why")
-    page = opened(state.replace("a100-80gb", "t4"))
-    assert "only if they compute in BF16" in page.inner_text("#why")
-
-
-def test_stored_scores_are_explained_where_no_fused_kernel_takes_shared_heads(opened):
-    t4, a100 = [STATE.format(MODEL, gpu, 1, 1, 1024) for gpu in ("t4", "a100-80gb")]
-    in_fp16, in_fp32 = f"{t4}&w=LoRA, AMP FP16", f"{a100}&w=All weights, FP32, AdamW"
-    assert "no fused kernel in FP16 on this GPU" in opened(in_fp16).inner_text("#why")
-    assert "no fused kernel in FP32" in opened(in_fp32).inner_text("#why")
-    assert "fused" not in opened(f"{a100}&w=LoRA, AMP BF16").inner_text("#why")
-
-
 def test_gradients_that_accumulation_keeps_are_said(opened):
     state = STATE.format(MODEL, "a100-80gb", 1, 1, 1024)
 
@@ -312,14 +291,6 @@ def test_rules_of_thumb_are_held_to_a_plain_run_and_to_the_least(opened):
     page = opened(STATE.format(MODEL, "t4", 1, 1, 1024))
     assert "AMP BF16" not in page.inner_text("#rules")
     assert page.inner_text("#rules").count("AMP FP16") == 4  # mixed precision twice, both adapters
-
-
-def test_the_short_verdict_shows_where_the_long_one_is_out_of_sight(opened):
-    page = opened()
-    assert page.is_hidden("#brief")
-    page.locator("#trust").scroll_into_view_if_needed()
-    page.wait_for_selector("#brief", state="visible")
-    assert page.inner_text("#brief")[0] == page.inner_text("#verdict")[0]
 
 
 def test_what_was_clicked_can_be_taken_back(opened):

@@ -193,21 +193,6 @@ def test_a_storage_that_was_freed_is_not_remembered_for_another():
         assert torch.empty(4, dtype=torch.int64, device="cuda").sum().item() == 0
 
 
-def test_backward_in_autograds_thread_and_data_parallel_loops_go_on():
-    weight = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
-    optimizer = torch.optim.AdamW([weight], fused=True)
-    scaler = torch.amp.GradScaler("cuda")
-    for _ in range(2):
-        with torch.autocast("cuda", torch.float16):
-            loss = (torch.ones(4, 8, device="cuda") @ weight).square().mean()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_([weight], 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
-
 def test_fake_tensors_and_the_tracker_work_beside_it():
     from torch._subclasses import FakeTensorMode
 

@@ -47,17 +47,6 @@ def all_levels(gpu, gpus=1):
 # --- arithmetic -----------------------------------------------------------------------------------
 
 
-def test_shapes_are_counted():
-    shapes = shapes_of(TINY)
-    attention, mlp, norms = 2 * 256 * 256 + 2 * 256 * 128, 3 * 256 * 512, 2 * 256
-    assert shapes.in_layers == 2 * (attention + mlp + norms)
-    assert shapes.in_linear == 2 * (attention + mlp)
-    assert shapes.parameters == shapes.in_layers + 4096 * 256 + 256
-    assert shapes.largest == 4096 * 256
-    ends = 2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 512)
-    assert shapes.adapters(16) == 16 * 2 * ends
-
-
 @pytest.mark.parametrize(
     ("key", "fields"),
     [
@@ -307,18 +296,6 @@ def test_where_much_fits_little_is_tried(guessed):
     assert not any(recipe.optimizer in ("sgd", "adafactor") for recipe in guessed)
     assert not any(recipe.optimizer == "paged-adamw8bit" for recipe in guessed)
     assert any(recipe.quantize for recipe in guessed)
-
-
-def test_what_a_larger_batch_would_still_bring(advised):
-    one = advised.options[0]
-    at = {}
-    for batch, seconds in {1: 3.0, 2: 2.0, 4: 1.5, 8: 1.25}.items():
-        recipe = one.recipe.but(batch_size=batch)
-        at[batch] = replace(one, recipe=recipe, fits=batch < 8, seconds_per_token=seconds)
-    assert search.left_to_gain([at[1]]) == 1
-    assert search.left_to_gain([at[8]]) == 1
-    assert search.left_to_gain([at[1], at[2]]) == pytest.approx(1 / 2)  # 1 + 2 / batch
-    assert search.left_to_gain([at[2], at[8], at[4]]) == pytest.approx(0.5 / 1.5)
 
 
 def test_what_cannot_be_simulated_is_named(monkeypatch, guessed):

@@ -14,7 +14,6 @@ from gpumem.inputs import GIB, InputError
 from gpumem.models.config import find_config
 from gpumem.trace import Category
 from labkit.cheat_sheet import export, figures
-from labkit.cheat_sheet.export import percent
 from labkit.cheat_sheet.figures import (
     TECHNIQUES,
     CommonJob,
@@ -258,11 +257,6 @@ def test_a_finding_says_under_which_conditions_a_claim_agrees():
     found = next(each for each in gather().findings["opt8-75"])
     assert found.agrees.startswith("optimizer state: ")
     assert found.differs.startswith("peak: ")
-
-
-def test_shares_in_words():
-    texts = {0.436: "+44 %", -0.038: "−3.8 %", 0.0996: "+10 %", 0.0004: "0.0 %", 5.46: "+546 %"}
-    assert {share: percent(share) for share in texts} == texts
 
 
 # --- what it writes -------------------------------------------------------------------------------

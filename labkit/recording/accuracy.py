@@ -22,7 +22,7 @@ Bytes = Annotated[int, Meta(gt=0, lt=1 << 60)]
 
 
 @dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     """One recipe or set-up. Bytes; None where it could not run or nothing is reserved."""
 
     setup: Text
@@ -53,7 +53,7 @@ def error_percent(estimate_bytes: int | None, truth_bytes: int | None) -> float 
 class AccuracyTable(Recorded):
     """The rows of one machine, with its ``name``, ``kind`` and ``versions``, and the date."""
 
-    rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=1000)]
+    rows: Annotated[tuple[AccuracyRow, ...], Meta(min_length=1, max_length=1000)]
     machine: MachineFields
     date: Date
     schema: Literal[2] = 2

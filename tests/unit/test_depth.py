@@ -25,26 +25,43 @@ from gpumem.trace import Category, Event, Phase, Storage, Trace
 CARD = gpu("a100-80gb")
 LAYERS = 5
 SMALL = {
-    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "pad_token_id": None,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "pad_token_id": None,
+}
 LLAMA = LlamaConfig(**SMALL, num_hidden_layers=LAYERS)
 GPT2 = GPT2Config(
     n_embd=64, n_layer=LAYERS, n_head=4, vocab_size=512, bos_token_id=1, eos_token_id=2
 )
 EXPERTS = OlmoeConfig(
-    hidden_size=64, intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
-    vocab_size=512, num_experts=8, num_experts_per_tok=2, eos_token_id=1, pad_token_id=0,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=32,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    vocab_size=512,
+    num_experts=8,
+    num_experts_per_tok=2,
+    eos_token_id=1,
+    pad_token_id=0,
+)
 #: The vision tower is as deep as the decoder, and its layers save more.
 IMAGES = LlavaConfig(
     text_config=LLAMA.to_dict(),
     vision_config={
-        "model_type": "clip_vision_model", "hidden_size": 256, "intermediate_size": 512,
-        "num_hidden_layers": LAYERS, "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+        "model_type": "clip_vision_model",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
     },
-    image_token_index=500, image_seq_length=16,
-)  # fmt: skip
+    image_token_index=500,
+    image_seq_length=16,
+)
 WINDOWS = Gemma3TextConfig(
     **SMALL, num_hidden_layers=11, head_dim=16, sliding_window=8, sliding_window_pattern=3
 )

@@ -9,9 +9,14 @@ from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.inputs import InputError
 
 LLAMA = LlamaConfig(
-    hidden_size=256, intermediate_size=320, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, vocab_size=1000, tie_word_embeddings=False,
-)  # fmt: skip
+    hidden_size=256,
+    intermediate_size=320,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=1000,
+    tie_word_embeddings=False,
+)
 GPT2 = GPT2Config(n_embd=128, n_layer=2, n_head=4, vocab_size=1000, n_positions=64)
 STORED = (Part.WEIGHTS, Part.GRADIENTS, Part.OPTIMIZER)
 SMALL = {"batch_size": 2, "seq_len": 32}

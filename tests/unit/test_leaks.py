@@ -11,9 +11,13 @@ import labkit as lab
 from gpumem.estimation.recipe import Recipe
 
 TINY = LlamaConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=1,
-    num_attention_heads=2, num_key_value_heads=1, vocab_size=512,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=512,
+)
 RECIPES = [
     {"precision": "amp-bf16", "attention": "eager"},
     {"precision": "amp-fp16", "accumulate": 2},

@@ -133,16 +133,32 @@ def test_work_adds_up_and_extrapolates():
 # --- runs ---------------------------------------------------------------------------------------
 
 OOM = OutOfMemory(
-    requested_bytes=2 * MIB, live_bytes=3, capacity_bytes=5, by_category={"weights": 3},
-    step=2, phase="forward", module="layers.0", operator="mm",
-)  # fmt: skip
+    requested_bytes=2 * MIB,
+    live_bytes=3,
+    capacity_bytes=5,
+    by_category={"weights": 3},
+    step=2,
+    phase="forward",
+    module="layers.0",
+    operator="mm",
+)
 RUN = Run(
     name="experiment",
     parameters={"batch_size": 8, "precision": "fp32", "flag": True, "rate": 0.5, "x": None},
-    mode="tracked", device="a CPU", peak_bytes=12, by_category={"weights": 8, "temporary": 4},
-    step_peaks_bytes=(11, 12), reserved_bytes=20, capacity_bytes=30, host_bytes=1,
-    losses=(2.0, 1.5), step_seconds=(0.25,), flops=99, moved_bytes=7, oom=OOM,
-)  # fmt: skip
+    mode="tracked",
+    device="a CPU",
+    peak_bytes=12,
+    by_category={"weights": 8, "temporary": 4},
+    step_peaks_bytes=(11, 12),
+    reserved_bytes=20,
+    capacity_bytes=30,
+    host_bytes=1,
+    losses=(2.0, 1.5),
+    step_seconds=(0.25,),
+    flops=99,
+    moved_bytes=7,
+    oom=OOM,
+)
 
 
 def make_run(**changes):

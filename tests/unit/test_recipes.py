@@ -10,10 +10,19 @@ from gpumem.hardware.catalogue import gpu
 from gpumem.inputs import InputError
 
 FULL = Recipe(
-    batch_size=4, seq_len=512, precision="amp-bf16", optimizer="paged-adamw8bit",
-    checkpointing=True, attention="flash", lora=16, lora_targets=("q_proj", "v_proj"),
-    quantize="nf4-double", accumulate=8, offload="activations", chunked_loss=True,
-)  # fmt: skip
+    batch_size=4,
+    seq_len=512,
+    precision="amp-bf16",
+    optimizer="paged-adamw8bit",
+    checkpointing=True,
+    attention="flash",
+    lora=16,
+    lora_targets=("q_proj", "v_proj"),
+    quantize="nf4-double",
+    accumulate=8,
+    offload="activations",
+    chunked_loss=True,
+)
 
 
 def test_a_recipe_as_text():

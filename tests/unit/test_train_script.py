@@ -20,9 +20,13 @@ from gpumem.models import catalogue
 from gpumem.ranks.launch import rank_environment
 
 SIZE = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
 SHAPE = {"batch_size": 2, "seq_len": 32}
 RECIPES = {
     "plain": Recipe(**SHAPE),

@@ -23,27 +23,56 @@ from gpumem.tracker import track
 CPU = torch.device("cpu")
 LLAMA = config_from_dict({"model_type": "llama", **SIZES})
 TIED = config_from_dict({"model_type": "llama", **SIZES, "tie_word_embeddings": True})
-GPT2 = config_from_dict({
-    "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512,
-    "n_positions": 128, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-})  # fmt: skip
-GEMMA2 = config_from_dict({
-    **SIZES, "model_type": "gemma2", "num_hidden_layers": 2, "head_dim": 32,
-    "final_logit_softcapping": 0.5,
-})  # fmt: skip
-EXPERTS = config_from_dict({
-    **SIZES, "model_type": "olmoe", "intermediate_size": 32, "num_experts": 8,
-    "num_experts_per_tok": 2, "eos_token_id": 1, "pad_token_id": 0,
-})  # fmt: skip
-IMAGES = config_from_dict({
-    "model_type": "llava",
-    "text_config": {"model_type": "llama", **SIZES},
-    "vision_config": {
-        "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64,
-        "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
-    },
-    "image_token_index": 500, "image_seq_length": 16,
-})  # fmt: skip
+GPT2 = config_from_dict(
+    {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 512,
+        "n_positions": 128,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+)
+GEMMA2 = config_from_dict(
+    {
+        **SIZES,
+        "model_type": "gemma2",
+        "num_hidden_layers": 2,
+        "head_dim": 32,
+        "final_logit_softcapping": 0.5,
+    }
+)
+EXPERTS = config_from_dict(
+    {
+        **SIZES,
+        "model_type": "olmoe",
+        "intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+)
+IMAGES = config_from_dict(
+    {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", **SIZES},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+        "image_token_index": 500,
+        "image_seq_length": 16,
+    }
+)
 SMALL = {"batch_size": 2, "seq_len": 24}
 
 

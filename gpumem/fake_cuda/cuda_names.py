@@ -9,8 +9,8 @@ do nothing, as without a GPU, and ``torch.cuda`` would answer for this machine. 
 
 Installed libraries get this machine's answers and take their CPU's way.
 
-Limits: functions that a file imports by their names (``from torch.cuda import is_available``) are
-not seen, nor is ``str(device)``.
+Limits: of functions that a file imports by their names (``from torch.cuda import is_available``)
+those are seen that ask whether there is a GPU, or for its memory. ``str(device)`` is not seen.
 """
 
 import ctypes
@@ -118,11 +118,35 @@ _QUESTIONS = (
 )
 
 
+#: What torch.cuda's functions ask before they say that there is no GPU, or that nothing is taken.
+_ASKED_FIRST = (
+    (torch.cuda, "_is_compiled"),
+    (torch.cuda, "is_initialized"),
+    (torch.cuda.memory, "is_initialized"),
+)
+
+
 def _refusing_patches() -> Iterator[AbstractContextManager]:
     for name in ("cuda", "accelerator"):
         yield mock.patch.object(torch, name, _Guarded(getattr(torch, name)))
     for module, name in _QUESTIONS:
         yield mock.patch.object(module, name, _refusing_user(getattr(module, name)))
+    for module, name in _ASKED_FIRST:
+        yield mock.patch.object(module, name, _refusing_importer(getattr(module, name)))
+
+
+def _refusing_importer(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Refuse the user's code that calls one of torch.cuda's functions, however it got it."""
+
+    def checked() -> bool:
+        frame = sys._getframe(1)
+        while frame.f_globals.get("__name__", "").startswith("torch.cuda"):
+            frame = frame.f_back
+        if is_users(frame.f_code):
+            refuse_cuda()
+        return function()
+
+    return checked
 
 
 def _refusing_user(function: Callable) -> Callable:

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.cuda import device_count, is_available, max_memory_allocated
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -234,6 +235,9 @@ REFUSED = {
     "a context": lambda x: made_in_a_context(),
     "a default device": lambda x: made_by_default(),
     "is_available": lambda x: torch.cuda.is_available(),
+    "imported is_available": lambda x: is_available(),
+    "imported device_count": lambda x: device_count(),
+    "imported max_memory_allocated": lambda x: max_memory_allocated(),
     "memory_allocated": lambda x: torch.cuda.memory_allocated(),
     "memory_summary": lambda x: torch.cuda.memory.memory_summary(),
     "a stream": lambda x: torch.cuda.Stream(),

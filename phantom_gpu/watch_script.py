@@ -340,7 +340,7 @@ class Watch:
         """Write the last answer of a program that skips what Python does as it ends."""
         try:
             if status and os.getpid() == self._pid:
-                self.ended, self.error = "failed", f"the program left by os._exit({status})"
+                self.ended, self.error = "failed", f"exit code {status} from os._exit"
             self.finish()
         finally:
             leave(status)

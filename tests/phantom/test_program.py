@@ -357,7 +357,7 @@ def test_a_script_that_leaves_by_os_exit_is_answered(run, status):
     assert answer.gpus[0].peak_allocated_bytes == 4 * MIB
     assert answer.ended == ("failed" if status else "finished")
     assert verdict.fits is (None if status else True)
-    assert (f"left by os._exit({status})" in str(verdict)) is bool(status)
+    assert (f"exit code {status} from os._exit" in str(verdict)) is bool(status)
 
 
 # --- with the libraries that people train with ------------------------------------------------

@@ -183,6 +183,8 @@ def _one_sentence(model: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(" ".join(str(error).split())) from error
     except Exception as error:  # a config may make transformers raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == "transformers":
+            raise  # the command says which extra brings it
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise InputError(f"{model} cannot be simulated: {reason}") from error
 

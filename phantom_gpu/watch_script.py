@@ -342,6 +342,8 @@ class Watch:
             if status and os.getpid() == self._pid:
                 self.ended, self.error = "failed", f"exit code {status} from os._exit"
             self.finish()
+        except Exception:  # a fault of ours must not keep the program from leaving
+            traceback.print_exc()
         finally:
             leave(status)
 

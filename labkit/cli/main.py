@@ -13,7 +13,6 @@ take this process's place, for this machine only, with a token.
 import argparse
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import requires, version
@@ -79,14 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def extra_with(module: str) -> str | None:
-    """Return the extra of the distribution that brings ``module``, or None if none does."""
+    """Return the smallest extra of the distribution that brings ``module``; None if none does."""
     from packaging.requirements import Requirement
 
+    from labkit.doctor import EXTRAS
+
     name = module.partition(".")[0].replace("_", "-").lower()
-    for requirement in map(Requirement, requires(DISTRIBUTION) or []):
-        extra = re.search(r"extra == .(\w+)", str(requirement.marker))
-        if requirement.name == name and extra:
-            return extra[1]
+    for extra in EXTRAS:
+        for requirement in map(Requirement, requires(DISTRIBUTION) or []):
+            marker = requirement.marker
+            if requirement.name == name and marker and marker.evaluate({"extra": extra}):
+                return extra
     return None
 
 

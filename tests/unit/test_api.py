@@ -58,6 +58,34 @@ def test_the_page_of_public_names_has_each_with_its_docstring():
         assert first.replace("``", "`") in page
 
 
+WITHOUT_EXTRAS = """
+from importlib.machinery import PathFinder
+hidden = {"transformers", "peft", "bitsandbytes", "accelerate", "huggingface_hub", "matplotlib",
+          "safetensors", "tokenizers", "pandas", "datasets", "IPython", "ipywidgets"}
+class Hides(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *where):
+        return None if name.partition(".")[0] in hidden else super().find_spec(name, *where)
+sys.meta_path[:] = [Hides if finder is PathFinder else finder for finder in sys.meta_path]
+import gpumem, torch
+def experiment(device):
+    net = torch.nn.Linear(64, 64, device=device)
+    while True:
+        yield net(torch.ones(8, 64, device=device)).sum()
+run = gpumem.simulate(experiment, gpu="t4")
+from labkit.cli.main import main
+code = main(["estimate", "SmolLM2-135M", "--gpu", "t4"])
+print(json.dumps([run.by_category["weights"], gpumem.measure(experiment).peak_bytes > 0, code]))
+"""
+
+
+def test_gpumem_works_without_its_extras_and_the_command_names_the_one_it_needs(capfd):
+    assert fresh_python(WITHOUT_EXTRAS) == [4 * 65 * 64, True, 2]
+    assert (
+        "transformers is missing: pip install 'gpu-memory-lab[estimate]'" in capfd.readouterr().err
+    )
+
+
 def test_importing_labkit_loads_no_library_and_a_run_only_what_it_uses():
     before, after = fresh_python("""
 import labkit as lab

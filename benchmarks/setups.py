@@ -10,7 +10,8 @@ Limits: every recipe of ``GPU_RECIPES`` fits a GPU of 24 GB, by simulation.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.recipes_to_try import least_bytes
+from gpumem.estimation.training import training
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
@@ -59,6 +61,22 @@ CAUSES = {
 
 def tiny_config() -> LlamaConfig:
     return LlamaConfig(**TINY)
+
+
+def training_of_lengths(model, recipe: Recipe, lengths: Sequence[int]) -> Callable[..., Iterator]:
+    """Return the experiment that trains ``model`` on one batch of each length, in this order."""
+
+    def tokens(config, recipe, device):
+        for length in lengths:
+            yield torch.randint(config.vocab_size, (recipe.batch_size, length), device=device)
+
+    train = training(model, recipe)
+
+    def experiment(device: torch.device) -> Iterator[torch.Tensor]:
+        with mock.patch("gpumem.estimation.training._tokens", tokens):
+            yield from train(device)
+
+    return experiment
 
 
 def _named(recipes: list[tuple[str, Recipe]]) -> dict[str, tuple[str, Recipe]]:

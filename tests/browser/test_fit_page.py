@@ -277,7 +277,8 @@ def test_evidence_is_of_the_same_simulation(monkeypatch):
     record = next(iter(accuracy.recorded_tables(file=accuracy.FITS_FILE).values()))
 
     def tried(row):
-        monkeypatch.setattr(accuracy, "recorded", lambda file: {"": replace(record, rows=(row,))})
+        only = {"": replace(record, rows=(row,))}
+        monkeypatch.setattr(accuracy, "recorded_tables", lambda file: only)
         return fit_page._tried()
 
     assert "within 1.0 %" in tried(row)[MODEL][index]

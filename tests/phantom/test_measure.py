@@ -80,6 +80,7 @@ def test_shards_are_gathered_on_streams_of_their_own():
 LENGTHS = """
 import torch
 import labkit as lab
+from benchmarks.setups import training_of_lengths
 from gpumem.allocator.replay import ReplayedCuda
 from gpumem.measure_or_simulate import measured_or_replayed
 from gpumem.fake_cuda.step_extension import continued
@@ -98,7 +99,7 @@ ways = (
 
 
 def train(device, lengths):
-    yield from lab.training(model, recipe, lengths=lengths)(device)
+    yield from training_of_lengths(model, recipe, lengths)(device)
 
 
 for order, trace_in_order, expandable in ways:
@@ -125,7 +126,7 @@ torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 torch.cuda.reset_peak_memory_stats()
 replayed = ReplayedCuda(trace, gpu)
 steps = replayed.steps()
-for _ in lab.training(model, recipe, lengths=lengths[:3])(torch.device("cuda")):
+for _ in training_of_lengths(model, recipe, lengths[:3])(torch.device("cuda")):
     next(steps)
     print(ask(torch.cuda) == ask(replayed))
     torch.cuda.empty_cache()
@@ -135,7 +136,7 @@ for _ in lab.training(model, recipe, lengths=lengths[:3])(torch.device("cuda")):
 
 
 def test_steps_of_varied_length_reserve_what_was_estimated(on_phantom):
-    said = on_phantom("t4", "-c", LENGTHS).split()
+    said = on_phantom("t4", "-c", LENGTHS, PYTHONPATH="site").split()
     assert said == 18 * ["True"]
 
 

@@ -1,12 +1,9 @@
 """Steps of varied length: one trace spliced from two-step traces, and what it reserves."""
 
-from unittest import mock
-
 import pytest
-import torch
 
 import labkit as lab
-from benchmarks.setups import tiny_config
+from benchmarks.setups import tiny_config, training_of_lengths
 from gpumem.allocator.replay import ReplayedCuda
 from gpumem.estimation.estimate import recipe_log
 from gpumem.estimation.recipe import Recipe
@@ -33,20 +30,6 @@ def changes(trace):
     return [
         (trace.storages[e.storage].device, first[e.storage], e.change_bytes) for e in trace.events
     ]
-
-
-def training_of_lengths(config, recipe, lengths):
-    """The experiment that trains on a batch of each length."""
-
-    def tokens(config, recipe, device):
-        for length in lengths:
-            yield torch.randint(config.vocab_size, (recipe.batch_size, length), device=device)
-
-    def experiment(device):
-        with mock.patch("gpumem.estimation.training._tokens", tokens):
-            yield from training(config, recipe)(device)
-
-    return experiment
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)

@@ -15,7 +15,7 @@ import matplotlib as mpl
 from gpumem.figures.bars import draw_bars
 from gpumem.figures.drawing import DPI, STYLE, Picture
 from gpumem.files import write_atomic
-from gpumem.inputs import format_bytes
+from gpumem.units import format_bytes
 from labkit.cheat_sheet.export import sections
 from labkit.cheat_sheet.figures import Sheet, build
 

@@ -56,7 +56,8 @@ from gpumem.files import write_atomic
 from gpumem.hardware import cuda, this_machine
 from gpumem.hardware.catalogue import Gpu
 from gpumem.hardware.this_machine import gpu_key, this_gpu
-from gpumem.inputs import GIB, InputError, format_bytes
+from gpumem.inputs import InputError
+from gpumem.units import GIB, format_bytes
 from labkit.recording.accuracy import (
     FILE,
     FITS_FILE,

@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpumem.hardware import cuda, this_machine
-from gpumem.inputs import MIB
+from gpumem.units import MIB
 
 BEFORE_MIB = 1343
 ROWS, TOKENS, STEPS = 4, 512, 3

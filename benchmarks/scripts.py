@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import phantom_gpu
 from gpumem.hardware import catalogue
-from gpumem.inputs import format_bytes
 from gpumem.temporary_folder import TemporaryFolder
+from gpumem.units import format_bytes
 from phantom_gpu.report import FitReport
 from phantom_gpu.run_script import run_program
 

@@ -25,8 +25,8 @@ from gpumem.estimation.training import training
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
-from gpumem.inputs import format_bytes
 from gpumem.models.config import find_config
+from gpumem.units import format_bytes
 from will_it_fit.build import longest_of, ways
 from will_it_fit.table import USUAL_LENGTH, table
 

@@ -25,8 +25,8 @@ import labkit as lab
 from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
 from gpumem.hardware import this_machine
 from gpumem.hardware.catalogue import gpu
-from gpumem.inputs import format_bytes
 from gpumem.tracker import track
+from gpumem.units import format_bytes
 from phantom_gpu.run_script import run_program
 
 

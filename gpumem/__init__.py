@@ -24,7 +24,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "gpumem.hardware.this_machine": ("pretend",),
         "gpumem.hardware.catalogue": ("gpu", "gpus"),
         "gpumem.hardware.cuda": ("free_memory",),
-        "gpumem.inputs": ("format_bytes", "InputError"),
+        "gpumem.inputs": ("InputError",),
+        "gpumem.units": ("format_bytes",),
     },
     "Models and data": {
         "gpumem.models.catalogue": ("model", "model_info", "pretrained", "checkpointing"),

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
+from gpumem.units import format_bytes
 
 _EXIT = "exit code: 0 if it fits, 1 if it does not, 2 for bad input"
 _MODEL = "a model of the table, a folder with config.json, or a hub id"

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
+from gpumem.units import format_bytes
 
 #: What holds our packages: a clone, or the environment that they are installed in.
 SOURCE = Path(__file__).resolve().parents[1]

@@ -1,9 +1,9 @@
-"""Input errors, reading of records, byte units and the names of precisions."""
+"""What a user gave us: the error that refuses it, and how records are read."""
 
 import dataclasses
 import difflib
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
@@ -12,46 +12,10 @@ PRECISIONS = ("fp32", "amp-fp16", "amp-bf16", "bf16")
 
 #: Choices that a refusal names; of more, it names a dozen.
 MOST_NAMED = 30
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
-#: Set in the environment of a process whose GPU is not there: see `phantom_gpu`.
-PHANTOM_VARIABLE = "LABKIT_PHANTOM"
-#: Holds what such a process is to watch itself for, as JSON of `phantom_gpu.watch_script.Orders`.
-WATCH_VARIABLE = "LABKIT_PHANTOM_WATCH"
 
 
 class InputError(ValueError):
     """A value we were given cannot be used. The message says which, and what would do."""
-
-
-def as_printed(found: Any, printer: Any, cycle: bool) -> None:
-    """Show it in a notebook as `print` writes it: a dataclass's ``_repr_pretty_``."""
-    printer.text(str(found))
-
-
-def format_bytes(nbytes: int | float) -> str:
-    """Return ``nbytes`` with a binary unit: ``"1.50 GiB"``, ``"212 MiB"``, ``"512 B"``.
-
-    Picks the unit so that something other than zero always shows.
-    """
-    sign, size = ("-", -nbytes) if nbytes < 0 else ("", nbytes)
-    for unit, scale in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if size >= scale * 0.9995:
-            value = size / scale
-            digits = 2 if value < 10 else 1 if value < 100 else 0
-            return f"{sign}{value:.{digits}f} {unit}"
-    return f"{sign}{size:.0f} B"
-
-
-def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write a table in columns as wide as needed; all but the last are flush right."""
-    table = [headings, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(headings) - 1)]
-    lines = []
-    for row in table:
-        cells = [text.rjust(width) for text, width in zip(row, widths, strict=False)]
-        lines.append("  " + "  ".join([*cells, row[-1]]))
-    return lines
 
 
 def one_of(value: Any, allowed: Iterable[str], what: str) -> str:

@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from gpumem.inputs import format_bytes
+from gpumem.units import format_bytes
 
 
 def requested_bytes(error: BaseException) -> int:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from gpumem.inputs import InputError, format_bytes, one_of, read_record
+from gpumem.inputs import InputError, one_of, read_record
 from gpumem.trace import Category, Trace, Work
+from gpumem.units import format_bytes
 
 Text = Annotated[str, Meta(max_length=200)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpumem.files import SOURCE, cache_folder
-from gpumem.inputs import GIB, format_bytes
+from gpumem.units import GIB, format_bytes
 
 DISTRIBUTION = "gpu-memory-lab"
 #: What lessons need, smallest first; `labkit phantom` needs none of them.

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpumem.hardware import catalogue
+from gpumem.hardware import PHANTOM_VARIABLE, catalogue
 from gpumem.hardware.catalogue import Gpu
-from gpumem.inputs import KIB, PHANTOM_VARIABLE, WATCH_VARIABLE, InputError
+from gpumem.inputs import InputError
+from gpumem.units import KIB
 from phantom_gpu.build_stubs import find_wheel, stub_libraries
 
+#: Holds what a process is to watch itself for, as JSON of `phantom_gpu.watch_script.Orders`.
+WATCH_VARIABLE = "LABKIT_PHANTOM_WATCH"
 MOST_GPUS = 16
 STARTUP = Path(__file__).parent / "startup"
 #: Shared memory that a block may have, by compute capability: NVIDIA's CUDA C++ Programming Guide,

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from gpumem.files import write_atomic
-from gpumem.inputs import WATCH_VARIABLE
+from phantom_gpu.environment import WATCH_VARIABLE
 from phantom_gpu.report_records import STOOD_IN
 
 CONNECT_SECONDS = 3.0

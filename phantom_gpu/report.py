@@ -13,8 +13,8 @@ from typing import Any
 
 from gpumem.hardware.catalogue import Gpu
 from gpumem.hardware.least_seconds import least_seconds
-from gpumem.inputs import MIB, format_bytes, table_lines
 from gpumem.trace import ROUNDING
+from gpumem.units import MIB, format_bytes, table_lines
 from phantom_gpu.report_records import GpuReport, Holder, ProcessReport, StepWork, When
 
 HANG_SECONDS = 120.0

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from gpumem.hardware import catalogue
-from gpumem.inputs import WATCH_VARIABLE, InputError, format_bytes
+from gpumem.inputs import InputError
 from gpumem.processes import END_SECONDS, descendants, end_group
 from gpumem.temporary_folder import TemporaryFolder
-from phantom_gpu.environment import environment
+from gpumem.units import format_bytes
+from phantom_gpu.environment import WATCH_VARIABLE, environment
 from phantom_gpu.report import HANG_SECONDS, FitReport
 from phantom_gpu.report_records import ProcessReport
 

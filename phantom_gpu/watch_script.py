@@ -47,8 +47,8 @@ from torch.optim.optimizer import (
 from gpumem.costs import plain_tensors, tensors_in, with_scales
 from gpumem.fake_cuda.refusals import LIBRARIES
 from gpumem.files import write_atomic
-from gpumem.inputs import KIB
 from gpumem.trace import ROUNDING, Category, Phase
+from gpumem.units import KIB
 from phantom_gpu.allocator_history import TORCH, Addresses, Block, History, Mark, Tag
 from phantom_gpu.report_records import (
     NOT_READ,

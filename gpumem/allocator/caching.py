@@ -21,7 +21,8 @@ from typing import Any
 from packaging.version import Version
 
 from gpumem.allocator.driver_addresses import DriverAddresses
-from gpumem.inputs import MIB, InputError, positive_int
+from gpumem.inputs import InputError, positive_int
+from gpumem.units import MIB
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to a multiple
 SMALL_BYTES = MIB  # kSmallSize: requests up to this come from the small pool

@@ -13,7 +13,7 @@ Other drivers and systems may choose otherwise. Standard library only.
 
 from bisect import bisect_right, insort
 
-from gpumem.inputs import MIB
+from gpumem.units import MIB
 
 CHUNK_BYTES = 32 * MIB
 TOP = 1 << 45

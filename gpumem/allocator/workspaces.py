@@ -20,8 +20,8 @@ import torch
 
 from gpumem.allocator.attention_workspaces import backward_blocks
 from gpumem.hardware.catalogue import Gpu
-from gpumem.inputs import KIB, MIB
 from gpumem.trace import Category, Event, Phase, Storage, Trace
+from gpumem.units import KIB, MIB
 
 #: ":4096:2:16:8", two blocks of 4 MiB and eight of 16 KiB.
 DEFAULT_BYTES = 2 * 4096 * KIB + 8 * 16 * KIB

@@ -24,8 +24,9 @@ from gpumem.estimation.recipe import MOST_SEQUENCE
 from gpumem.estimation.search import GROUPS, Option, Room, Search, bound_text
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import GPUS, Gpu
-from gpumem.inputs import InputError, as_printed, format_bytes, one_of, positive_int, table_lines
+from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.models.config import find_config
+from gpumem.units import as_printed, format_bytes, table_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -26,12 +26,13 @@ from gpumem.fake_cuda.process_group import fake_ranks
 from gpumem.fake_cuda.step_extension import continued
 from gpumem.hardware import catalogue, this_machine
 from gpumem.hardware.catalogue import DEFAULT_GPU, Gpu
-from gpumem.inputs import InputError, as_printed, format_bytes, positive_int
+from gpumem.inputs import InputError, positive_int
 from gpumem.models.catalogue import tower_depth
 from gpumem.models.config import find_config
 from gpumem.runs import Run
 from gpumem.simulation import Log, run_of, simulated_log
 from gpumem.trace import Category, Trace
+from gpumem.units import as_printed, format_bytes
 
 #: Accumulated batches that are traced where their number is odd; one more where it is even, since
 #: two batches may take turns with the blocks of the largest tensors.

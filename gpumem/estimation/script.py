@@ -27,11 +27,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gpumem.estimation import techniques
 from gpumem.estimation.model_building import adapter_targets
 from gpumem.estimation.recipe import CHUNK_TOKENS, Recipe
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
 from gpumem.models import catalogue
 from gpumem.models.catalogue import MODELS, image_tokens
 from gpumem.models.config import find_config
 from gpumem.models.precisions import autocast_dtype
+from gpumem.units import format_bytes
 
 _HUB_PAGE = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)")
 

@@ -39,9 +39,10 @@ from gpumem.figures.tables import (
     run_labels,
     sources,
 )
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
 from gpumem.runs import Run
 from gpumem.trace import Category
+from gpumem.units import format_bytes
 
 HEIGHT, THIN = 0.62, 0.16  # of a bar, and of what is reserved beyond it; a row is 1
 #: Of the longest bar; a smaller part is no more than a line.

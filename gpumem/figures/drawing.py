@@ -33,8 +33,8 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator
 
 from gpumem.figures.cards import Shown
 from gpumem.figures.html_table import Rich, grid
-from gpumem.inputs import format_bytes
 from gpumem.trace import ROUNDING, Category
+from gpumem.units import format_bytes
 
 # Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
 COLOURS: dict[Category, str] = {

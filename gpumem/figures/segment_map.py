@@ -22,7 +22,8 @@ from matplotlib.patches import Patch
 
 from gpumem.allocator.caching import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from gpumem.figures.drawing import EDGE, GREY, INK, WIDTH, Picture, one_line, scale, showing
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
+from gpumem.units import format_bytes
 
 Segment = Mapping[str, Any]
 """As PyTorch's: ``blocks``, in the order of their addresses, each with ``size`` and ``state``; an

@@ -15,9 +15,10 @@ from typing import Any
 from IPython.display import display
 
 from gpumem.figures.html_table import MISSING, Rich, grid
-from gpumem.inputs import InputError, format_bytes, shown
+from gpumem.inputs import InputError, shown
 from gpumem.runs import Run
 from gpumem.trace import Category
+from gpumem.units import format_bytes
 
 MOST_COLUMNS = 11  # that fit into a notebook on a small screen
 

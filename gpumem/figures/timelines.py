@@ -35,9 +35,10 @@ from gpumem.figures.drawing import (
     showing,
 )
 from gpumem.figures.html_table import MISSING
-from gpumem.inputs import InputError, format_bytes, positive_int
+from gpumem.inputs import InputError, positive_int
 from gpumem.runs import OutOfMemory, Run
 from gpumem.trace import Phase, Timeline, points_to_draw
+from gpumem.units import format_bytes
 
 PHASE_COLOURS = {
     Phase.SETUP: "#E3E3E3",

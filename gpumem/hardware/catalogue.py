@@ -13,7 +13,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumem.inputs import GIB, MIB, InputError, one_of
+from gpumem.inputs import InputError, one_of
+from gpumem.units import GIB, MIB
 
 #: What a CUDA context is assumed to take outside PyTorch's allocator where nobody has measured it.
 #: It depends on the GPU, the driver and the kernels loaded: 0.1 to 0.9 GiB are seen.

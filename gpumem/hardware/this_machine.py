@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from gpumem.hardware import catalogue, cuda
+from gpumem.hardware import PHANTOM_VARIABLE, catalogue, cuda
 from gpumem.hardware.catalogue import Gpu
-from gpumem.inputs import GIB, PHANTOM_VARIABLE, InputError, format_bytes, positive_int
+from gpumem.inputs import InputError, positive_int
+from gpumem.units import GIB, format_bytes
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 _TRACKED = (

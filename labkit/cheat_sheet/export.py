@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from gpumem.figures import html_pages
-from gpumem.inputs import format_bytes
+from gpumem.units import format_bytes
 from labkit.cheat_sheet.figures import CommonJob, Figures, Move, Sheet, TechniqueRow
 from labkit.cheat_sheet.findings import Trial
 from labkit.lesson.claims import Verdict, all_claims, article_names

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from gpumem.files import read_file, write_atomic
-from gpumem.inputs import InputError, format_bytes, read_record
+from gpumem.inputs import InputError, read_record
 from gpumem.runs import Seconds
+from gpumem.units import format_bytes
 from labkit.course.check import result_of
 from labkit.lesson.notebooks import read_notebook
 from labkit.lesson.results import Result

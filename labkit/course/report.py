@@ -21,8 +21,9 @@ from gpumem.figures import html_pages
 from gpumem.figures.html_table import MISSING
 from gpumem.figures.tables import setting_text
 from gpumem.files import read_file, write_atomic
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
 from gpumem.runs import Run
+from gpumem.units import format_bytes
 from labkit.course.check import result_of, widget_models
 from labkit.course.html_parts import repair, sanitise
 from labkit.course.outcomes import Outcome, stored_result

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gpumem.inputs import format_bytes
+from gpumem.units import format_bytes
 
 
 def reserve(path: str | os.PathLike, nbytes: int) -> None:

@@ -16,10 +16,11 @@ import labkit as lab
 from gpumem.estimation.estimate import Estimate, estimate
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware.this_machine import pretend
-from gpumem.inputs import GIB, MIB, InputError, format_bytes, one_of, positive_int, shown
+from gpumem.inputs import InputError, one_of, positive_int, shown
 from gpumem.measurement import measure
 from gpumem.runs import Run
 from gpumem.simulation import simulate
+from gpumem.units import GIB, MIB, format_bytes
 from labkit.lesson.claims import format_value, plain_value
 from labkit.loss_comparison import losses, relative_error
 

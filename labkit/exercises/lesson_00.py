@@ -3,8 +3,8 @@
 import torch
 
 import labkit as lab
-from gpumem.inputs import MIB
 from gpumem.runs import Run
+from gpumem.units import MIB
 from labkit.exercises import checks
 from labkit.exercises.checks import Correct, simulated, train
 from labkit.exercises.engine import check_of

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 import labkit as lab
-from gpumem.inputs import format_bytes
+from gpumem.units import format_bytes
 from labkit.exercises import checks
 from labkit.exercises.checks import train
 from labkit.exercises.engine import check_of

@@ -1,8 +1,8 @@
 """Exercises of lesson 02: what `empty_cache` can return, and a program that fragments."""
 
 from gpumem.allocator.caching import CachingAllocator
-from gpumem.inputs import MIB, format_bytes
 from gpumem.out_of_memory import SimulatedOutOfMemory
+from gpumem.units import MIB, format_bytes
 from labkit.exercises.checks import NotAttempted, call, expect_number
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook

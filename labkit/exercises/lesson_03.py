@@ -2,8 +2,8 @@
 
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.textbook_formula import Part, formula_estimate
-from gpumem.inputs import format_bytes
 from gpumem.models import catalogue
+from gpumem.units import format_bytes
 from labkit.exercises.checks import Correct, call, estimated, expect_number, settings_of
 from labkit.exercises.engine import check_of
 

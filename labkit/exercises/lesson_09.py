@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from gpumem.experiment import Steps
-from gpumem.inputs import InputError, format_bytes, shown
+from gpumem.inputs import InputError, shown
 from gpumem.trace import Trace
 from gpumem.tracker import track
+from gpumem.units import format_bytes
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 

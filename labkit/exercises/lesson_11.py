@@ -5,8 +5,8 @@ from functools import partial
 import torch
 from torch._functorch import config as partitioner
 
-from gpumem.inputs import format_bytes
 from gpumem.measurement import allocator_peak, cpu_record
+from gpumem.units import format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook

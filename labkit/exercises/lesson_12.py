@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gpumem.inputs import GIB, format_bytes
+from gpumem.units import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 

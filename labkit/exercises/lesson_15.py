@@ -2,10 +2,10 @@
 
 import torch
 
-from gpumem.inputs import GIB, format_bytes
 from gpumem.models.catalogue import checkpointing, pretrained
 from gpumem.models.text import batches
 from gpumem.runs import Run
+from gpumem.units import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook

@@ -5,8 +5,8 @@ from functools import cache, partial
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpumem.inputs import format_bytes
 from gpumem.runs import Run
+from gpumem.units import format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook

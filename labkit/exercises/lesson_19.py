@@ -11,8 +11,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import labkit as lab
-from gpumem.inputs import GIB, format_bytes
 from gpumem.runs import Run
+from gpumem.units import GIB, format_bytes
 from labkit.exercises.checks import Correct, NotAttempted, expect_limit, memory_target, train_steps
 from labkit.exercises.engine import check_of
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import labkit as lab
-from gpumem.inputs import GIB, format_bytes, one_of, shown
+from gpumem.inputs import one_of, shown
 from gpumem.runs import Run
+from gpumem.units import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook

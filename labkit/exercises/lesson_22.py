@@ -4,8 +4,9 @@ import argparse
 from typing import Any
 
 import labkit as lab
-from gpumem.inputs import GIB, InputError, format_bytes, shown
+from gpumem.inputs import InputError, shown
 from gpumem.runs import Run
+from gpumem.units import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.checks import Correct, expect_results, memory_target
 from labkit.exercises.engine import check_of

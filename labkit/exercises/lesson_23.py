@@ -5,7 +5,7 @@ from functools import partial
 from gpumem.estimation.estimate import Estimate
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware.least_seconds import least_seconds
-from gpumem.inputs import GIB, format_bytes
+from gpumem.units import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.checks import Correct, settings_of, whole_number
 from labkit.exercises.engine import check_of

@@ -22,7 +22,8 @@ from gpumem.figures.drawing import (
     scale,
 )
 from gpumem.figures.html_table import MISSING
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
+from gpumem.units import format_bytes
 
 TABLE_ROWS = 12
 MOST_MARKERS = 40  # of points in a line; more would hide it

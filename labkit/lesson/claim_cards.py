@@ -11,8 +11,8 @@ from gpumem.figures.tables import run_labels, seconds_text, sources
 from gpumem.hardware.catalogue import GPUS, Gpu
 from gpumem.hardware.least_seconds import least_seconds
 from gpumem.hardware.this_machine import Machine
-from gpumem.inputs import format_bytes
 from gpumem.runs import Run
+from gpumem.units import format_bytes
 from labkit.lesson.claims import Judgement, Verdict, format_found, format_value
 from labkit.lesson.results import JudgementRecord, Result, versions_text
 

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from gpumem.inputs import format_bytes, one_of, read_record, shown
+from gpumem.inputs import one_of, read_record, shown
+from gpumem.units import format_bytes
 
 CLAIMS_FILE = Path(__file__).with_name("claims.toml")
 #: A measured value: a number, yes or no, or nothing.

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpumem.files import SOURCE, read_file, write_atomic
-from gpumem.inputs import MIB, PRECISIONS, InputError, format_bytes, one_of, positive_int, shown
+from gpumem.inputs import PRECISIONS, InputError, one_of, positive_int, shown
+from gpumem.units import MIB, format_bytes
 
 MOST_TEXT = 1000  # characters of a parameter's value
 MOST_BYTES = 100 * MIB  # of a notebook's file, with all pictures in it

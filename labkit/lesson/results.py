@@ -21,8 +21,9 @@ from msgspec import Meta
 
 from gpumem.estimation.recipe import Recipe
 from gpumem.files import SOURCE, Read, read_file, write_atomic
-from gpumem.inputs import GIB, InputError, format_bytes, one_of, read_record, shown
+from gpumem.inputs import InputError, one_of, read_record, shown
 from gpumem.runs import Run, Seconds, Text, Whole
+from gpumem.units import GIB, format_bytes
 from labkit.lesson.claims import Verdict, judge
 
 if TYPE_CHECKING:

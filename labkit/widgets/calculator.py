@@ -14,8 +14,9 @@ from gpumem.estimation.textbook_formula import Envelope, formula_estimate
 from gpumem.figures.cards import BAD, GOOD, WARM, Look, notice
 from gpumem.figures.html_table import MISSING, Rich, grid
 from gpumem.hardware.catalogue import GPUS
-from gpumem.inputs import GIB, PRECISIONS, InputError, format_bytes
+from gpumem.inputs import PRECISIONS, InputError
 from gpumem.models.catalogue import MODELS
+from gpumem.units import GIB, format_bytes
 from labkit.widgets.knobs import control
 
 CLOSE_BYTES = GIB // 2  # the catalogue's capacities vary this much with driver and ECC

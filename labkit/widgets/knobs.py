@@ -21,8 +21,9 @@ from gpumem.figures.cards import BAD, Shown, notice
 from gpumem.figures.html_table import Rich
 from gpumem.figures.tables import setting_text
 from gpumem.figures.timelines import draw_timeline
-from gpumem.inputs import InputError, format_bytes
+from gpumem.inputs import InputError
 from gpumem.runs import Run
+from gpumem.units import format_bytes
 
 
 def explore(

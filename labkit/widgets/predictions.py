@@ -14,8 +14,9 @@ from IPython.display import display
 
 from gpumem.figures.cards import BAD, GOOD, Card, Shown, message_card, notice
 from gpumem.figures.tables import finite_number
-from gpumem.inputs import GIB, KIB, MIB, InputError, format_bytes
+from gpumem.inputs import InputError
 from gpumem.runs import Run
+from gpumem.units import GIB, KIB, MIB, format_bytes
 
 BYTE_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": GIB << 10}
 NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)

@@ -37,11 +37,12 @@ from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.files import read_file, write_atomic
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
-from gpumem.inputs import GIB, InputError, one_of, read_record
+from gpumem.inputs import InputError, one_of, read_record
 from gpumem.models.catalogue import MODELS, image_tokens
 from gpumem.models.config import find_config
 from gpumem.processes import ends_in_order
 from gpumem.trace import Category, Phase, Trace
+from gpumem.units import GIB
 from will_it_fit.table import (
     FILE,
     PARTS,

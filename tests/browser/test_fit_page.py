@@ -15,7 +15,7 @@ from fit_lookup import VERDICTS, find
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.script import script
 from gpumem.hardware import catalogue
-from gpumem.inputs import GIB, MIB
+from gpumem.units import GIB, MIB
 from labkit.recording import accuracy
 from will_it_fit import table as fits
 from will_it_fit.table import allocated_of, name_of_way

@@ -17,8 +17,8 @@ from matplotlib.text import Text
 from nbformat.v4 import new_output
 
 from gpumem.figures import bars, cards, drawing, segment_map, timelines
-from gpumem.inputs import GIB
 from gpumem.trace import Category
+from gpumem.units import GIB
 from labkit.course import report
 from labkit.course.check import WIDGET_STATE, check_notebook
 from labkit.course.html_parts import NO_ALT, problems, repair

@@ -6,7 +6,7 @@ import pytest
 from lesson_files import notebook, result, result_source, run
 from nbformat.v4 import new_output
 
-from gpumem.inputs import MIB
+from gpumem.units import MIB
 from labkit.course import papermill_worker, runner
 from labkit.course.check import check_notebook
 from labkit.lesson.notebooks import lesson_at

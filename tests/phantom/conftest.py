@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import phantom_gpu
-from gpumem.inputs import PHANTOM_VARIABLE
+from gpumem.hardware import PHANTOM_VARIABLE
 
 HERE = Path(__file__).parent
 if PHANTOM_VARIABLE not in os.environ:

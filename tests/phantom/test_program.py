@@ -17,7 +17,7 @@ from bs4 import BeautifulSoup
 import labkit as lab
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.script import script as script_of
-from gpumem.inputs import GIB, MIB, format_bytes
+from gpumem.units import GIB, MIB, format_bytes
 from labkit.lesson.notebooks import find
 from phantom_gpu import report, run_script
 from phantom_gpu.run_script import run_program

@@ -6,8 +6,8 @@ import pytest
 
 from gpumem.estimation import recipes_to_try, search
 from gpumem.estimation.weight_shapes import shapes_of
-from gpumem.inputs import GIB, MIB
 from gpumem.trace import Trace
+from gpumem.units import GIB, MIB
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from gpumem.hardware import catalogue
-from gpumem.inputs import GIB, MIB
 from gpumem.runs import OutOfMemory, Run
 from gpumem.trace import Category, Event, Phase, Storage, Trace
+from gpumem.units import GIB, MIB
 from phantom_gpu.report import FitReport
 from phantom_gpu.report_records import (
     Change,

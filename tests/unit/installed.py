@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpumem.inputs import PHANTOM_VARIABLE
+from gpumem.hardware import PHANTOM_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What would lead to the clone, or to a phantom GPU.

@@ -5,8 +5,9 @@ import json
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from gpumem.inputs import MIB, InputError
+from gpumem.inputs import InputError
 from gpumem.runs import Run
+from gpumem.units import MIB
 from labkit.lesson.results import RESULT_MIME, Result
 
 MACHINE = {"kind": "cpu", "name": "Test CPU", "versions": {"torch": "2.13.0"}}

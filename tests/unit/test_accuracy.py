@@ -16,10 +16,11 @@ from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from gpumem.estimation.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
 from gpumem.fake_cuda.fake_tensors import fake_tensors
 from gpumem.hardware import catalogue, this_machine
-from gpumem.inputs import MIB, PRECISIONS, InputError
+from gpumem.inputs import PRECISIONS, InputError
 from gpumem.measurement import allocator_peak, cpu_record
 from gpumem.trace import Category
 from gpumem.tracker import track
+from gpumem.units import MIB
 from labkit.recording import recorder
 from labkit.recording.accuracy import AccuracyTable, recorded_tables
 from labkit.recording.accuracy import load as read_back

@@ -14,8 +14,9 @@ from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.hardware.catalogue import GPUS, gpus
 from gpumem.hardware.least_seconds import least_seconds
-from gpumem.inputs import GIB, MIB, InputError
+from gpumem.inputs import InputError
 from gpumem.models import catalogue
+from gpumem.units import GIB, MIB
 
 SIZE = {
     "hidden_size": 256,

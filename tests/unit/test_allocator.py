@@ -17,11 +17,12 @@ from gpumem.allocator import caching as module
 from gpumem.allocator.caching import CachingAllocator
 from gpumem.allocator.replay import ReplayedCuda, replay
 from gpumem.hardware import catalogue
-from gpumem.inputs import MIB, InputError
+from gpumem.inputs import InputError
 from gpumem.out_of_memory import SimulatedOutOfMemory
 from gpumem.simulation import Log as SimulatedLog
 from gpumem.simulation import run_of
 from gpumem.trace import Category, Event, Phase, Trace
+from gpumem.units import MIB
 
 C, P = Category, Phase
 KIND = pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])

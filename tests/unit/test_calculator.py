@@ -8,7 +8,7 @@ import pytest
 
 import labkit as lab
 from gpumem.estimation.textbook_formula import formula_estimate
-from gpumem.inputs import GIB
+from gpumem.units import GIB
 from labkit.widgets import calculator as module
 from labkit.widgets.calculator import calculate, calculator, part_table, verdict
 

@@ -10,9 +10,10 @@ from lesson_files import result, run
 
 from gpumem.estimation.estimate import estimate
 from gpumem.estimation.weight_shapes import shapes_of
-from gpumem.inputs import GIB, InputError
+from gpumem.inputs import InputError
 from gpumem.models.config import find_config
 from gpumem.trace import Category
+from gpumem.units import GIB
 from labkit.cheat_sheet import export, figures
 from labkit.cheat_sheet.figures import (
     TECHNIQUES,

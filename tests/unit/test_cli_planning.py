@@ -8,8 +8,8 @@ import labkit as lab
 from gpumem import cli
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware.catalogue import GPUS
-from gpumem.inputs import GIB, MIB
 from gpumem.models import catalogue
+from gpumem.units import GIB, MIB
 from labkit.cli import main
 
 

@@ -16,8 +16,8 @@ from benchmarks.sixty_estimates import FILE, computed
 from gpumem.estimation.estimate import estimate, one_layer_bytes
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware import this_machine
-from gpumem.inputs import MIB
 from gpumem.simulation import simulated_log
+from gpumem.units import MIB
 
 TINY = LlamaConfig(**SIZES | {"num_hidden_layers": 5})
 

@@ -19,8 +19,8 @@ from fake_runs import fake_run
 import labkit as lab
 from gpumem.allocator.caching import CachingAllocator
 from gpumem.estimation.textbook_formula import Part, formula_estimate
-from gpumem.inputs import GIB, MIB
 from gpumem.trace import Category
+from gpumem.units import GIB, MIB
 from labkit.exercises import lesson_02
 from labkit.exercises.checks import train
 from labkit.exercises.engine import Status, of_lesson

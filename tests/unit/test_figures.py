@@ -14,8 +14,9 @@ from fake_runs import TraceBuilder, fake_run, out_of_memory, traced_run, trainin
 from gpumem.figures.bars import bars, draw_bars, draw_stacked_bars, stacked_bars
 from gpumem.figures.drawing import COLOURS, HATCHES, RESERVED
 from gpumem.figures.timelines import PHASE_COLOURS, draw_timeline
-from gpumem.inputs import GIB, MIB, InputError, format_bytes
+from gpumem.inputs import InputError
 from gpumem.trace import Category, Phase, Trace
+from gpumem.units import GIB, MIB, format_bytes
 from labkit.figures.lines import lines
 
 CAPACITY = 14 * GIB

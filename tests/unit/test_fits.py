@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from gpumem.estimation.estimate import estimate
 from gpumem.estimation.recipe import Recipe
 from gpumem.files import read_file
-from gpumem.inputs import GIB, InputError
+from gpumem.inputs import InputError
 from gpumem.models.config import find_config
+from gpumem.units import GIB
 from labkit.lesson.results import looked_up
 from labkit.recording import accuracy
 from will_it_fit import build

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from gpumem.hardware import catalogue, cuda, this_machine
-from gpumem.inputs import GIB, MIB, InputError
+from gpumem.inputs import InputError
+from gpumem.units import GIB, MIB
 
 # --- a CUDA that is not there ------------------------------------------------------------------
 

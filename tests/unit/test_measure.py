@@ -15,8 +15,9 @@ import labkit as lab
 from gpumem import measurement
 from gpumem.hardware import cuda, this_machine
 from gpumem.hardware.this_machine import Machine
-from gpumem.inputs import GIB, KIB, MIB, InputError
+from gpumem.inputs import InputError
 from gpumem.out_of_memory import is_out_of_memory, requested_bytes
+from gpumem.units import GIB, KIB, MIB
 
 CPU = torch.device("cpu")
 

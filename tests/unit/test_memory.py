@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem.inputs import GIB, KIB, MIB, InputError, format_bytes, one_of, positive_int
+from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.runs import OutOfMemory, Run
 from gpumem.trace import Category, Event, Peak, Phase, Storage, Trace, Work
+from gpumem.units import GIB, KIB, MIB, format_bytes
 
 C, P = Category, Phase
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
-from gpumem.inputs import GIB
+from gpumem.units import GIB
 from labkit.cli import main
 from phantom_gpu import cli, run_script
 from phantom_gpu.command_line import command_line, processes_of

@@ -9,8 +9,9 @@ from bs4 import BeautifulSoup
 from fake_runs import TraceBuilder, phantom_verdict
 
 from gpumem.figures.html_pages import POLICY
-from gpumem.inputs import GIB, MIB, format_bytes, read_record
+from gpumem.inputs import read_record
 from gpumem.trace import Category, Phase
+from gpumem.units import GIB, MIB, format_bytes
 from labkit.course.html_parts import problems
 from phantom_gpu.allocator_history import History, Tag
 from phantom_gpu.report_page import page

@@ -10,8 +10,9 @@ from lesson_files import MACHINE, notebook, result, run
 from nbformat.v4 import new_output
 
 from gpumem.files import LARGEST_FILE_BYTES
-from gpumem.inputs import MIB, InputError
+from gpumem.inputs import InputError
 from gpumem.runs import OutOfMemory
+from gpumem.units import MIB
 from labkit.cli import main
 from labkit.course import report
 from labkit.course.check import WIDGET_STATE

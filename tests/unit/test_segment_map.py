@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpumem.allocator.caching import CachingAllocator
 from gpumem.figures.segment_map import MOST_ROWS, layout_of, segment_map, sums
-from gpumem.inputs import MIB, InputError
+from gpumem.inputs import InputError
+from gpumem.units import MIB
 
 
 def segment(*blocks):

@@ -5,7 +5,7 @@ from bs4 import BeautifulSoup
 from fake_runs import fake_run
 
 from gpumem.figures import tables
-from gpumem.inputs import GIB, format_bytes
+from gpumem.units import GIB, format_bytes
 
 
 def t4(name="step", gib=4.0, **fields):

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gpumem.inputs import MIB
 from gpumem.out_of_memory import SimulatedOutOfMemory
 from gpumem.trace import Category, Phase
 from gpumem.tracker import track
+from gpumem.units import MIB
 
 MEGA = 1 << 18  # float32 numbers in a MiB
 

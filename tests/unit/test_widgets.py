@@ -8,7 +8,8 @@ import pytest
 from drawn import HOSTILE
 from fake_runs import fake_run, out_of_memory, traced_run
 
-from gpumem.inputs import GIB, MIB, InputError
+from gpumem.inputs import InputError
+from gpumem.units import GIB, MIB
 from labkit.widgets import predictions
 from labkit.widgets.knobs import explore
 from labkit.widgets.predictions import parse_number, predict

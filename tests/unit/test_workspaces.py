@@ -8,9 +8,9 @@ import labkit as lab
 from gpumem.allocator.reductions import sum_workspaces
 from gpumem.allocator.workspaces import DEFAULT_BYTES, with_workspaces, workspace_bytes
 from gpumem.hardware.catalogue import gpu
-from gpumem.inputs import MIB
 from gpumem.simulation import simulated_log
 from gpumem.trace import Category, Phase
+from gpumem.units import MIB
 
 
 def linear(device):

@@ -2,7 +2,7 @@
 
 from exercise_answers.changed import changed
 
-from gpumem.inputs import MIB
+from gpumem.units import MIB
 from labkit.exercises.lesson_02 import messy, returned
 
 

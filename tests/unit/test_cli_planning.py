@@ -159,8 +159,8 @@ def test_advice_in_text_and_as_json(capsys, files, guessed):
 def test_nothing_fits_exits_1_and_writes_nothing(capsys, files, guessed, tmp_path):
     script = tmp_path / "train.py"
     arguments = ["advise", "Llama-3.1-8B", "--gpu", "t4", "--full", "--write", str(script)]
-    code, out, _ = call(capsys, files, *arguments)
-    assert code == 1
+    code, out, err = call(capsys, files, *arguments)
+    assert code == 1, err
     assert "Nothing fits. The smallest takes" in out
     assert "--gpus N tries that" in out
     assert not script.exists()

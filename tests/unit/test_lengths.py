@@ -14,7 +14,7 @@ from gpumem.measure_or_simulate import measured_or_replayed
 from gpumem.simulation import simulated_log
 
 GPU = lab.gpu("a100-80gb")
-LENGTHS = (64, 200, 64, 130, 129, 300, 64, 200)
+LENGTHS = (64, 200, 130, 64, 200)
 RECIPES = {
     "plain": Recipe(batch_size=2),
     "LoRA": Recipe(batch_size=2, precision="bf16", lora=4, quantize="nf4", checkpointing=True),

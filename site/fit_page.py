@@ -52,7 +52,7 @@ _MODEL, _ROWS, _TOKENS = "SmolLM2-135M", 61, 7919
 _PHANTOM = HERE.parent / "docs" / "PHANTOM.md"
 _PUBLISHED = "## Beside a real GPU's published figures"
 _PUBLISHED_SOURCE = "https://huggingface.co/docs/transformers/v4.21.0/perf_train_gpu_one"
-#: 300 batches that `off_the_grid` of tests/unit/test_fits.py draws: docs/LOG.md, 2026-11-28.
+#: 300 batches that `off_the_grid` of tests/browser/test_fit_page.py draws: docs/LOG.md, 2026-11-28.
 _OFF = "between 13 % less and 26 % more than the page says"
 _BETWEEN = (
     "Between the batches that were simulated the page interpolates and says “about”. Peak memory "

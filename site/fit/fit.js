@@ -1,5 +1,5 @@
-/* Looks things up in window.FIT, which fit-data.js brings; site/will_it_fit explains the rules, and tests
-   hold the two to each other. No request is made. */
+/* Looks things up in window.FIT, which fit-data.js brings; site/will_it_fit explains the rules. No request
+   is made. */
 "use strict";
 
 const GIB = 2 ** 30;

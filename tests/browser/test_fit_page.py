@@ -4,30 +4,45 @@ import math
 import random
 import re
 from dataclasses import replace
+from datetime import date
 from urllib.parse import unquote
 
 import browsing
 import fit_page
 import pytest
 from browsing import NARROW, WIDE, hold_page, shot
-from fit_lookup import VERDICTS, find
 
 from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.recipes_to_try import changes
 from gpumem.estimation.script import script
 from gpumem.hardware import catalogue
+from gpumem.hardware.least_seconds import least_seconds
+from gpumem.models.config import find_config
 from gpumem.units import GIB, MIB
 from labkit.recording import accuracy
 from will_it_fit import table as fits
-from will_it_fit.table import allocated_of, name_of_way
+from will_it_fit.build import LENGTHS, point
+from will_it_fit.table import (
+    MORE_RESERVED,
+    MORE_SEEN,
+    TOKENS,
+    Point,
+    Row,
+    allocated_of,
+    name_of_way,
+    row_shape,
+    techniques,
+)
 
 pytestmark = pytest.mark.browser
 
 MODEL = "SmolLM2-135M"  # has published weights, which scripts load
 STATE = "#m={}&g={}&n={}&b={}&s={}&may=mixed,adapters,four-bit,bf16,optimizer,backward,cpu,eager"
 PUBLISHED = fits.table  # which the page of most tests does not have
-#: What the page found, as Python's `Found` has it.
-FOUND = """judged(state).map(each => [each.way.label, each.verdict, each.exact, each.known,
-    each.perThousand / 1000, each.reserved, each.allocated, each.host, each.least, each.most])"""
+#: How long a row may be, in tables that a test makes up.
+LONGEST = 4096
+NOTHING = Point(*[0] * len(Point._fields))
+VERDICTS = ("fits", "near", "tight", "no")
 #: So small that not everything fits.
 SMALL = replace(
     catalogue.gpu("l4"),
@@ -62,40 +77,175 @@ def opened(page, folder):
     return go
 
 
+# --- between the points ---------------------------------------------------------------------------
+
+
+def looked_up(page, cases):
+    """The page's answers for so many rows of a table, longest sequence, batch size and length."""
+    return page.evaluate("cases => cases.map(given => answer(...given))", cases)
+
+
+def row(peak, seq_len=0, flops=lambda tokens, length: 0):
+    """A row of a step whose backward needs ``peak(tokens, length)``."""
+    points = []
+    for tokens in TOKENS:
+        rows, length = row_shape(tokens, seq_len, LONGEST)
+        taken = {"backward": peak(tokens, length), "flops": flops(tokens, length)}
+        points.append(NOTHING._replace(**taken) if rows else None)
+    return Row(seq_len, tuple(points))
+
+
+def test_allocated_bytes_are_in_the_range_that_is_said(opened):
+    """Whatever lives at each moment: fixed bytes, so many per token, so many per pair of tokens."""
+    draw, cases, truths = random.Random(3), [], []
+    for _ in range(200):
+        limits = (10**6, 10**6, 100)
+        moments = [[*map(draw.randrange, limits)] for _ in range(draw.randint(1, 4))]
+
+        def peak(tokens, length, moments=moments):
+            return max(fixed + tokens * (each + pair * length) for fixed, each, pair in moments)
+
+        batch_size, seq_len = draw.choice([1, 2, 4, draw.randint(1, 64)]), draw.randint(8, LONGEST)
+        seq_len = draw.choice([512, 1024, seq_len, seq_len])
+        rows = [row(peak, length) for length in LENGTHS]
+        cases.append((rows, LONGEST, batch_size, seq_len))
+        truths.append(peak(batch_size * seq_len, seq_len))
+    pairs = [pair for pair in zip(looked_up(opened(), cases), truths, strict=True) if pair[0]]
+    assert {found["exact"] for found, _ in pairs} == {False, True}
+    for found, truth in pairs:
+        assert found["least"] * (1 - 1e-9) <= truth <= found["most"] * (1 + 1e-9)
+        assert found["least"] <= found["allocated"] <= found["most"]
+        assert found["allocated"] == truth or not found["exact"]
+
+
+def test_a_line_is_met_between_points_and_operations_at_every_length(opened):
+    def flops(tokens, length):
+        return tokens * (6_000 + 5 * length)
+
+    rows = [row(lambda tokens, _: 10**6 + 7 * tokens, flops=flops)]
+    sizes = (1, 512), (3, 700), (5, 4096), (31, 1000), (100, 100)
+    answers = looked_up(opened(), [(rows, LONGEST, *size) for size in sizes])
+    for (batch_size, seq_len), found in zip(sizes, answers, strict=True):
+        assert found["allocated"] == pytest.approx(10**6 + 7 * batch_size * seq_len)
+        assert found["flops"] == pytest.approx(flops(batch_size * seq_len, seq_len))
+
+
+def test_where_length_matters_every_length_has_an_answer_and_none_beyond_the_points(opened):
+    page = opened()
+    rows = [row(lambda tokens, length: tokens * length, each) for each in (512, 1024, 2048)]
+    sizes = (1, 700), (1, 1500), (3, 1900), (4, 256), (5, 600)
+    answers = looked_up(page, [(rows, LONGEST, *size) for size in sizes])
+    for (batch_size, seq_len), found in zip(sizes, answers, strict=True):
+        assert found["least"] <= batch_size * seq_len**2 <= found["most"]
+        assert not found["known"]
+    beyond = [(rows, LONGEST, 1, seq_len) for seq_len in (511, 2049)]
+    line = [row(lambda tokens, _: tokens)]
+    beyond += [(line, LONGEST, *size) for size in ((1, 511), (17, 4096), (1, 4097))]
+    assert not any(looked_up(page, beyond))
+
+
+def off_the_grid(page, known, count, *, longest, seed):
+    """Random models, ways, batches and lengths between the points of a table."""
+    draw = random.Random(seed)
+    while count:
+        name, entry = draw.choice([*known.models.items()])
+        index = draw.randrange(len(known.recipes))
+        length = draw.randrange(64, min(longest, entry.longest))
+        batch_size = draw.randrange(1, 17)
+        if not entry.ways[index]:
+            continue
+        [found] = looked_up(page, [(entry.ways[index], entry.longest, batch_size, length)])
+        if found and not found["exact"]:
+            count -= 1
+            yield name, known.recipes[index].but(batch_size=batch_size, seq_len=length), found
+
+
+def test_between_points_the_table_is_near_an_estimate(opened):
+    for name, recipe, found in off_the_grid(opened(), fit_page.table(), 3, longest=4096, seed=2):
+        truth = point(find_config(name)[1], recipe)
+        assert found["least"] * 0.99 <= allocated_of(truth) <= found["most"] * 1.01, recipe
+        assert found["flops"] == pytest.approx(truth.flops, rel=0.01), recipe
+
+
+@pytest.mark.nightly
+def test_between_its_points_it_is_as_near_as_the_page_says(opened):
+    in_range = enough = 0
+    days = date.today().toordinal()
+    for name, recipe, found in off_the_grid(opened(), PUBLISHED(), 50, longest=16384, seed=days):
+        truth = point(find_config(name)[1], recipe)
+        allocated, more = allocated_of(truth), truth.reserved / found["reserved"] - 1
+        assert found["least"] * 0.95 <= allocated <= found["most"] * 1.05, f"{name}: {recipe}"
+        assert -0.2 <= more <= 0.3, f"{name}: {recipe}"
+        in_range += found["least"] * 0.99 <= allocated <= found["most"] * 1.01
+        enough += more <= MORE_RESERVED
+    assert in_range >= 47
+    assert enough >= 44
+
+
+# --- what fits ------------------------------------------------------------------------------------
+
+
+def judged(page, **changes):
+    """What the page finds in its state with these changes, the best first."""
+    return page.evaluate("changes => judged({...state, ...changes})", changes)
+
+
+def fits(found):
+    return found["verdict"] in ("fits", "near")
+
+
 @pytest.mark.parametrize("outdated", [(), (MODEL,)], ids=["new points", "old ones"])
-def test_the_page_finds_what_python_finds(opened, outdated):
-    known = replace(fit_page.table(), outdated=outdated)
-    page, draw, seen = opened(), random.Random(7), set()
+def test_ways_are_judged_by_what_they_take_and_the_best_comes_first(opened, outdated):
+    known, seen, draw = fit_page.table(), set(), random.Random(7)
+    entry, recipes = known.models[MODEL], {name_of_way(way): way for way in known.recipes}
+    page = opened(STATE.format(MODEL, "t4", 1, 1, 512))
     page.evaluate(f"FIT.table.outdated = {list(outdated)}")
-    for _ in range(100):
-        name, gpu = draw.choice([*known.models]), draw.choice([SMALL, *fit_page.gpus()])
-        gpu = draw.choice([SMALL, gpu])
-        rows, length, gpus = draw.randrange(1, 17), draw.randrange(32, 1100), draw.choice([1, 1, 2])
-        page.goto(page.url.split("#")[0] + STATE.format(name, gpu.key, gpus, rows, length))
-        page.wait_for_function(f"state.s === {length} && state.m === '{name}'")
-        host_memory_bytes = draw.choice([5 * MIB, 64 * GIB])
-        page.evaluate(f"state.ram = {host_memory_bytes / GIB} / FOR_TRAINING")
-        expected = find(
-            known,
-            name,
-            gpu,
-            batch_size=rows,
-            seq_len=length,
-            gpus=gpus,
-            host_memory_bytes=host_memory_bytes,
-        )
-        found = {label: rest for label, *rest in page.evaluate(FOUND)}
-        assert [*found] == [each.name for each in expected]
-        for each, (verdict, exact, same, per_token, *sizes) in zip(
-            expected, found.values(), strict=True
-        ):
-            answer = each.answer
-            assert (verdict, exact, same) == (each.verdict, answer.exact, answer.known)
-            assert per_token == pytest.approx(each.seconds_per_token, rel=1e-6)
-            values = [answer.values[key] for key in ("reserved", "allocated", "host")]
-            assert sizes == pytest.approx([*values, answer.least, answer.most], abs=4)
-            seen.add(verdict)
-    assert seen == {*VERDICTS}
+    for_training = page.evaluate("FOR_TRAINING")
+    for _ in range(60):
+        gpu, gpus = draw.choice([SMALL, *fit_page.gpus()]), draw.choice([1, 1, 2])
+        gpu, memory_bytes = draw.choice([SMALL, gpu]), draw.choice([5 * MIB, 64 * GIB])
+        between = draw.randint(1, 16), draw.randint(32, 1100)
+        rows, length = draw.choice([(1, 512), (16, 128), between])
+        unwanted = "amp-fp16" if gpu.bf16_native else "bf16"
+        ways = {
+            name: entry.ways[index]
+            for index, (name, recipe) in enumerate(recipes.items())
+            if recipe.ranks == gpus and unwanted not in recipe.precision and entry.ways[index]
+        }
+        cases = [(points, entry.longest, rows, length) for points in ways.values()]
+        answers = dict(zip(ways, looked_up(page, cases), strict=True))
+        ram = memory_bytes / GIB / for_training
+        found = judged(page, g=gpu.key, n=gpus, b=rows, s=length, ram=ram)
+        fastest = min((each["perThousand"] for each in found if fits(each)), default=0)
+        keys = []
+        for each in found:
+            name, reserved, limit = each["way"]["label"], each["reserved"], gpu.budget_bytes
+            recipe, answer = recipes[name], answers.pop(name)
+            for key in ("exact", "known"):
+                assert each[key] is (answer[key] and not outdated)
+            for key in ("allocated", "reserved", "floor", "least", "most"):
+                assert each[key] == answer[key] + fit_page.more_workspace_bytes(gpu)
+            if each["allocated"] > limit or gpus * each["host"] > memory_bytes:
+                verdict = "no"
+            elif reserved > limit:
+                verdict = "tight"
+            else:
+                more = 1 + (MORE_SEEN if each["known"] else MORE_RESERVED)
+                verdict = "near" if reserved * more > limit else "fits"
+            assert each["verdict"] == verdict
+            seen.add((verdict, each["known"]))
+            work, traffic = {recipe.precision: each["flops"]}, (each["link"], each["sent"])
+            seconds = least_seconds(gpu, work, each["moved"], *traffic) / (rows * length * gpus)
+            assert each["perThousand"] == pytest.approx(1000 * seconds, rel=1e-6)
+            late = each["perThousand"] >= fit_page.SLOW * fastest
+            tenth = round(math.log(seconds, 1.1))  # bounds that near are equal
+            better = late, len(changes(recipe)), tenth, len(techniques(recipe))
+            keys.append((VERDICTS.index(verdict), *(better if fits(each) else ()), reserved))
+        assert keys == sorted(keys)
+        assert not any(answers.values())  # what is not shown has no answer
+    assert {verdict for verdict, _ in seen} == {*VERDICTS}
+    assert {known for _, known in seen} == ({False} if outdated else {False, True})
+    page.evaluate("update()")
     assert ("earlier version" in page.inner_text("#ways")) is bool(outdated)
 
 
@@ -166,8 +316,7 @@ def test_the_smallest_gpu_is_the_first_that_fits(opened):
     fact = page.locator("#facts div", has_text="Smallest GPU").inner_text()
     label = page.locator("#ways tr.chosen label").inner_text()
     for gpu in sorted(fit_page.gpus(), key=lambda gpu: gpu.budget_bytes):
-        found = find(fit_page.table(), MODEL, gpu, batch_size=2, seq_len=700)
-        verdicts = {each.name: each.verdict for each in found}
+        verdicts = {each["way"]["label"]: each["verdict"] for each in judged(page, g=gpu.key)}
         if verdicts.get(label) == "fits":
             assert gpu.name in fact
             return
@@ -180,12 +329,9 @@ def test_the_longest_sequence_is_the_last_that_fits(opened):
     longest = int(fact.split()[0].replace(",", ""))
     label = page.locator("#ways tr.chosen label").inner_text()
 
-    def verdict(length):
-        found = find(fit_page.table(), MODEL, SMALL, batch_size=4, seq_len=length)
-        return {each.name: each.verdict for each in found}[label]
-
-    assert verdict(longest) in ("fits", "near")
-    assert verdict(longest + page.evaluate("LENGTH_STEP")) not in ("fits", "near")
+    for length, there in ((longest, True), (longest + page.evaluate("LENGTH_STEP"), False)):
+        [found] = [each for each in judged(page, s=length) if each["way"]["label"] == label]
+        assert fits(found) is there
 
 
 def test_what_nothing_can_hold_is_said(opened):
@@ -241,9 +387,8 @@ def test_no_more_ram_is_asked_for_than_helps(opened, monkeypatch, tmp_path):
     """As published: all ways that fit this GPU keep something in RAM, some eight times as much."""
     monkeypatch.setattr(fit_page, "table", PUBLISHED)
     fit_page.write_fit_page(tmp_path)
-    found = find(PUBLISHED(), "Mixtral-8x7B", catalogue.gpu("h100"), batch_size=1, seq_len=2048)
-    least = min(each.answer.values["host"] for each in found if each.verdict in ("fits", "near"))
     page = opened(STATE.format("Mixtral-8x7B", "h100", 1, 1, 2048) + "&ram=64", tmp_path)
+    least = min(each["host"] for each in judged(page, ram=10**6) if fits(each))
     needed = math.ceil(least / page.evaluate("FOR_TRAINING") / GIB)
     assert f"Have at least {needed} GiB of RAM" in page.inner_text("#offers")
     assert "GiB short in RAM" in page.inner_text("#why")

@@ -1,32 +1,28 @@
 """Give PyTorch's own CUDA allocator and labkit's model of it the same random requests.
 
-Runs on a phantom GPU: ``python judge.py SETTINGS STEPS SEED [--streams N] [--fraction F]``, where
-SETTINGS is a value for PYTORCH_ALLOC_CONF, empty for none. After every request both must say the
-same bytes, allocated and reserved, and fail together; at the end they must hold the same blocks.
+Runs on a phantom GPU: ``python judge.py STEPS SEED CASE ...``, where a case is JSON: settings as
+PYTORCH_ALLOC_CONF takes them, the number of streams, and the fraction of the memory that the
+process may have, or null. After every request both must say the same bytes, allocated and reserved,
+and fail together; at the end they must hold the same blocks. Each case has a process of its own,
+which has imported all it needs.
 """
 
-import argparse
 import contextlib
-import os
+import json
 import random
+import sys
+from multiprocessing import get_context
+
+import torch
+
+from gpumem.allocator.caching import CachingAllocator
+from gpumem.out_of_memory import SimulatedOutOfMemory
 
 PAGE_BYTES = 2 << 20
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("settings")
-    parser.add_argument("steps", type=int)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--streams", type=int, default=1)
-    parser.add_argument("--fraction", type=float)
-    return parser.parse_args()
-
-
 def model_of(settings: str, free_bytes: int, total_bytes: int, fraction: float | None):
     """Return the model for the settings that PyTorch reads."""
-    from gpumem.allocator.caching import CachingAllocator
-
     given = dict(pair.split(":") for pair in settings.split(",") if pair)
     options = {}
     if "expandable_segments" in given:
@@ -62,22 +58,19 @@ def blocks(segments: list) -> list:
     ]
 
 
-def main() -> None:
-    options = arguments()
-    os.environ["PYTORCH_ALLOC_CONF"] = options.settings
-    import torch
-
-    from gpumem.out_of_memory import SimulatedOutOfMemory
-
+def judge(steps: int, seed: int, settings: str, stream_count: int, fraction: float | None) -> str:
+    """Return what is equal in one case; raise an AssertionError where something is not."""
+    if settings:
+        torch._C._accelerator_setAllocatorSettings(settings)
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    if options.fraction is not None:
-        torch.cuda.set_per_process_memory_fraction(options.fraction)
-    model = model_of(options.settings, free_bytes, total_bytes, options.fraction)
+    if fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    model = model_of(settings, free_bytes, total_bytes, fraction)
     streams = [torch.cuda.default_stream()]
-    streams += [torch.cuda.Stream() for _ in range(1, options.streams)]
-    rng = random.Random(options.seed)
+    streams += [torch.cuda.Stream() for _ in range(1, stream_count)]
+    rng = random.Random(seed)
     live, failed = [], 0
-    for step in range(options.steps):
+    for step in range(steps):
         what = rng.random()
         if live and what < (0.42 if len(live) < 700 else 0.6):
             tensor, handle = live.pop(rng.randrange(len(live)))
@@ -110,8 +103,11 @@ def main() -> None:
     assert blocks(torch.cuda.memory_snapshot()) == blocks(model.segments())
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     assert retries == model.flushes, (retries, model.flushes)
-    print(f"equal at {options.steps} steps, {failed} out of memory, {retries} retries")
+    return f"equal at {steps} steps, {failed} out of memory, {retries} retries"
 
 
 if __name__ == "__main__":
-    main()
+    steps, seed = map(int, sys.argv[1:3])
+    with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        for case in sys.argv[3:]:
+            print(case, pool.apply(judge, (steps, seed, *json.loads(case))))

@@ -1,5 +1,6 @@
 """labkit measures on a phantom GPU as on a real one, and estimates what it measures."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import labkit as lab
 from benchmarks.setups import GPU_RECIPES
 from gpumem.fake_cuda.process_group import one_of
 from gpumem.hardware import this_machine
+from gpumem.inputs import InputError
 from gpumem.tracker import track
+from gpumem.units import GIB, MIB
 from labkit.doctor import check_gpu
 from labkit.lesson.claims import Verdict
 
@@ -157,6 +160,59 @@ def test_an_experiment_that_does_not_fit_says_where():
     assert run.oom is not None
     assert run.oom.step == 1
     assert run.oom.live_bytes > 60 << 30
+
+
+class Greedy(torch.nn.Module):
+    def forward(self, x):
+        return torch.empty(90 * GIB, dtype=torch.uint8, device=x.device)
+
+
+@pytest.mark.parametrize("fails_in_step", [1, 2, 3])
+def test_a_step_that_does_not_fit_is_described_tracked_or_not(fails_in_step):
+    """The first two steps are tracked. Afterwards nothing is held, or the fixture fails."""
+
+    def failing(device):
+        steps, model = linear(device), torch.nn.Sequential(torch.nn.ReLU(), Greedy())
+        for _ in range(fails_in_step - 1):
+            yield next(steps)
+        next(steps)
+        yield model(torch.ones(4, device=device))
+
+    run = lab.measure(failing)
+    assert (run.oom.requested_bytes, run.oom.step, run.fits) == (90 * GIB, fails_in_step, False)
+    assert run.oom.live_bytes == run.peak_bytes == run.step_peaks_bytes[-1] > 0
+    assert run.oom.live_bytes == sum(run.oom.by_category.values())
+    if fails_in_step < 3:
+        assert (run.oom.phase, run.oom.operator) == ("forward", "empty")
+        assert run.oom.module.endswith("1")
+        assert run.oom.by_category["weights"] > 0
+
+
+def test_a_smaller_gpu_is_a_cap_that_ends_with_an_error_too():
+    def held(device, gib):
+        yield torch.empty(gib * GIB, dtype=torch.uint8, device=device)[:1].float().sum()
+
+    with contextlib.suppress(ZeroDivisionError), lab.pretend("l4"):
+        with lab.pretend("t4"):
+            run = lab.measure(held, gib=20)
+            assert (run.fits, run.capacity_bytes) == (False, lab.gpu("t4").budget_bytes)
+        assert lab.measure(held, gib=20).fits
+        assert not lab.measure(held, gib=24).fits
+        with lab.pretend():
+            raise ZeroDivisionError
+    assert this_machine.current_budget_bytes() is None
+    with lab.pretend(budget_bytes=MIB):  # the tracker does not play allocator
+        assert lab.measure(linear).oom is None
+    assert lab.measure(held, gib=70).fits
+
+
+def test_a_larger_gpu_cannot_be_pretended():
+    message = r"B200.* needs .*, but this machine's GPU has 79\.\d GiB"
+    with pytest.raises(InputError, match=message), lab.pretend("b200"):
+        pytest.fail("entered")
+    with pytest.raises(InputError, match="That budget"), lab.pretend(budget_bytes=90 * GIB):
+        pytest.fail("entered")
+    assert this_machine.current_budget_bytes() is None
 
 
 def test_the_tracker_sees_what_the_allocator_counts():

@@ -32,9 +32,9 @@ RTX = GPUS["rtx-4090"]
 SMALL_GPU = replace(RTX, usable_bytes=RTX.context_bytes + 120 * MIB)
 
 
-@pytest.fixture(scope="module")
-def advised():
-    return lab.advise(TINY, SMALL_GPU, seq_len=512)
+@pytest.fixture(scope="module", params=["full", pytest.param(None, marks=pytest.mark.nightly)])
+def advised(request):
+    return lab.advise(TINY, SMALL_GPU, seq_len=512, only=request.param)
 
 
 def all_levels(gpu, gpus=1):

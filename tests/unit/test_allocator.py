@@ -1,4 +1,4 @@
-"""The caching allocator's model: PyTorch's own numbers, a GPU's, each rule by hand, and traces.
+"""The caching allocator's model: sizes, budgets, bad input, a GPU's own numbers, and traces.
 
 In tests/phantom PyTorch's own code gets the same random requests, under each of its settings.
 """
@@ -61,61 +61,6 @@ def test_the_sizes_are_those_of_the_installed_pytorch():
     assert sizes["kRoundLarge"] == module.ROUND_LARGE_BYTES
     large = re.search(r"large_segment_size_\{(\d+)\}", text)
     assert int(large.group(1)) == module.LARGE_SEGMENT_BYTES
-
-
-@KIND
-@pytest.mark.parametrize(
-    ("nbytes", "segments", "reserved", "reserved_after", "paged", "paged_after"),
-    [
-        (512, 1, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB),
-        (MIB, 2, 4 * MIB, 2 * MIB, 4 * MIB, 2 * MIB),
-        (MIB + 512, 1, 20 * MIB, 20 * MIB, 20 * MIB, 20 * MIB),
-        (10 * MIB - 512, 2, 40 * MIB, 20 * MIB, 40 * MIB, 40 * MIB),
-        (10 * MIB + 512, 3, 36 * MIB, 12 * MIB, 40 * MIB, 20 * MIB),
-    ],
-)
-def test_pytorchs_test_of_its_statistics(
-    expandable, nbytes, segments, reserved, reserved_after, paged, paged_after
-):
-    """``test_graph_memory_stats_and_use_result_after_destroy_graph`` in ``test/test_cuda.py``.
-
-    Its captured graph has a pool of its own, in which ``b = a.clone()`` and five times
-    ``b = b.clone() + 1`` run; then all but ``b`` is returned. Numbers as it expects them.
-    """
-    allocator = CachingAllocator(expandable_segments=expandable)
-    b = allocator.allocate(nbytes)
-    for _ in range(5):
-        clone = allocator.allocate(nbytes)
-        total = allocator.allocate(nbytes)
-        allocator.free(clone)
-        allocator.free(b)
-        b = total
-    assert allocator.reserved_bytes == (paged if expandable else reserved)
-    assert len(allocator.segments()) == (1 if expandable else segments)
-    assert allocator.allocated_bytes == nbytes
-    allocator.empty_cache()
-    assert allocator.reserved_bytes == (paged_after if expandable else reserved_after)
-    assert allocator.allocated_bytes == nbytes
-
-
-def test_a_snapshot_that_somebody_published():
-    """Of ``X @ W + b`` on a real GPU, with the workspace of cuBLAS in a segment of its own.
-
-    https://discuss.pytorch.org/t/178671: ``torch.cuda.memory_snapshot()`` of 1000 x 10 weights.
-    """
-    allocator = CachingAllocator()
-    for nbytes in (1000 * 10 * 4, 10 * 4, 1000 * 4):
-        allocator.allocate(nbytes)
-    allocator.allocate(8519680)
-    product = allocator.allocate(10 * 4)
-    allocator.allocate(10 * 4)
-    allocator.free(product)
-    assert layout(allocator) == [
-        [40448, 512, 4096, -512, 512, -2051072],
-        [8519680, -12451840],
-    ]
-    found = [(s["total_size"], s["allocated_size"]) for s in allocator.segments()]
-    assert found == [(2097152, 45568), (20971520, 8519680)]
 
 
 # --- a budget ----------------------------------------------------------------------------------

@@ -92,14 +92,23 @@ CASES = [
 ]
 
 
+NAMES = [
+    *RECIPES,
+    *("GPT-2", "GPT-2, bf16", "GPT-2, int8"),
+    *("experts", "experts, LoRA", "images", "images, QLoRA"),
+    *("windows", "windows, optimizer in backward", "windows, LoRA"),
+]
+AT_NIGHT = (
+    *("scaler", "LoRA, weights on the host", "GPT-2, bf16", "experts, LoRA", "images, QLoRA"),
+    *("windows, optimizer in backward", "windows, LoRA"),
+)
+
+
 @pytest.mark.parametrize(
     ("config", "settings"),
-    CASES,
-    ids=[
-        *RECIPES,
-        *("GPT-2", "GPT-2, bf16", "GPT-2, int8"),
-        *("experts", "experts, LoRA", "images", "images, QLoRA"),
-        *("windows", "windows, optimizer in backward", "windows, LoRA"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.nightly if name in AT_NIGHT else ())
+        for name, case in zip(NAMES, CASES, strict=True)
     ],
 )
 def test_extended_and_whole_trace_agree(config, settings):

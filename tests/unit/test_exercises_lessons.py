@@ -54,7 +54,8 @@ def answers(kind):
         given = getattr(module, kind, ())
         for number, answer in enumerate(given):
             again = number > 0 and answer[0] == given[number - 1][0] and callable(answer[1])
-            marks = pytest.mark.nightly if again or answer[0] in SLOWEST else ()
+            slow = answer[0] in (*SLOWEST, "19-2")
+            marks = pytest.mark.nightly if again or slow else ()
             found.append(pytest.param(*answer, id=f"{answer[0]} {number}", marks=marks))
     return found
 

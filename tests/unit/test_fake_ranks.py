@@ -18,7 +18,9 @@ GLOO_THREADS = 2  # each keeps the tensors of its last collective until it looks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "mixed"), [(2, False), (4, True)])
+@pytest.mark.parametrize(
+    ("ranks", "mixed"), [(2, True), pytest.param(4, False, marks=pytest.mark.nightly)]
+)
 def test_simulated_ranks_hold_what_real_ones_do(ranks, mixed):
     real = lab.launch(rank_jobs.sharded, ranks=ranks, steps=5, mixed=mixed)
     mesh_bytes = 4 * ranks  # the list of who is where, which is no part of the model

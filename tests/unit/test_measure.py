@@ -412,7 +412,7 @@ def test_run_measures_where_there_is_a_gpu(monkeypatch):
         lab.run(mlp, gpu="t5")
 
 
-# --- on CUDA, by proxy --------------------------------------------------------------------------
+# --- on CUDA, by proxy; on a phantom GPU: tests/phantom/test_measure.py -------------------------
 
 BASE = 5 * MIB  # what the process held before the run
 
@@ -443,9 +443,6 @@ class FakeCuda:
 
     def allocated(self):
         return BASE
-
-    def cap(self, fraction):
-        self.calls.append(("cap", fraction))
 
     def reset_peaks(self):
         self.resets = min(self.resets + 1, len(self.script) - 1)
@@ -509,61 +506,3 @@ def test_what_only_one_of_tracker_and_allocator_sees(fake_cuda, monkeypatch):
     run = lab.measure(on_gpu)
     assert run.host_bytes == tracked.peak_bytes
     assert run.by_category == {"unattributed": 30 * MIB}
-
-
-@pytest.fixture
-def explode():
-    """An operator that fails as CUDA's allocator does."""
-    library = torch.library.Library("labkit_test", "FRAGMENT")
-    library.define("explode(Tensor x) -> Tensor")
-
-    def kernel(x):
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
-            "14.56 GiB of which 1.10 GiB is free. Including non-PyTorch memory, this process has "
-            "13.46 GiB memory in use. Of the allocated memory 12.00 GiB is allocated by PyTorch."
-        )
-
-    library.impl("explode", kernel, "CPU")
-    yield torch.ops.labkit_test.explode
-    library._destroy()
-
-
-@pytest.mark.parametrize("fails_in_step", [1, 2, 3])
-def test_cuda_out_of_memory(fake_cuda, explode, fails_in_step):
-    class Exploding(nn.Module):
-        def forward(self, x):
-            return explode(x)
-
-    def failing(device):
-        steps, model = mlp(CPU, batch_size=8), nn.Sequential(nn.ReLU(), Exploding())
-        for _ in range(fails_in_step - 1):
-            yield next(steps)
-        next(steps)
-        yield model(torch.ones(4))
-
-    fake_cuda(*[(30 * MIB, 40 * MIB)] * (fails_in_step - 1), (70 * MIB, 90 * MIB))
-    run = lab.measure(failing)
-    assert run.oom.requested_bytes == 2 * GIB
-    assert run.oom.capacity_bytes is None
-    assert (run.oom.step, len(run.losses)) == (fails_in_step, fails_in_step - 1)
-    assert run.oom.live_bytes == 70 * MIB == sum(run.oom.by_category.values())
-    assert run.peak_bytes == 70 * MIB == run.step_peaks_bytes[-1]
-    assert (run.reserved_bytes, run.fits) == (90 * MIB, False)
-    if fails_in_step < 3:  # tracked
-        assert (run.oom.phase, run.oom.operator) == ("forward", "explode")
-        assert run.oom.module.endswith("1")
-        assert run.oom.by_category["weights"] > 0
-    everything_is_gone()
-
-
-def test_pretending_on_cuda_caps_the_real_allocator(fake_cuda):
-    fake = fake_cuda(*[(30 * MIB, 40 * MIB)] * 5)
-    with lab.pretend("t4"):
-        run = lab.measure(on_gpu)
-        assert fake.calls[-1] != ("cap", 1.0)
-    assert run.capacity_bytes == lab.gpu("t4").budget_bytes
-    assert ("cap", lab.gpu("t4").budget_bytes / (16 * GIB)) in fake.calls
-    assert fake.calls[-1] == ("cap", 1.0)
-    with lab.pretend(budget_bytes=MIB):  # less than it needs: the tracker does not play allocator
-        assert lab.measure(on_gpu).oom is None

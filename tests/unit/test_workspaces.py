@@ -1,11 +1,13 @@
-"""Workspaces of cuBLAS, flash attention and sums: how large, how many, and where in the log."""
+"""Workspaces of cuBLAS and sums: how large, how many, and where in the log.
+
+In tests/phantom those of attention and sums are held to PyTorch's own code.
+"""
 
 import pytest
 import torch
 from torch import nn
 
 import labkit as lab
-from gpumem.allocator.reductions import sum_workspaces
 from gpumem.allocator.workspaces import DEFAULT_BYTES, with_workspaces, workspace_bytes
 from gpumem.hardware.catalogue import gpu
 from gpumem.simulation import simulated_log
@@ -55,45 +57,7 @@ def test_forward_and_backward_have_one_each_and_keep_it():
     assert lab.simulate(linear).bytes_of("unattributed") == 0  # the CPU has none
 
 
-def attention(device, heads=8, key_heads=2):
-    q = torch.randn(1, heads, 200, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
-    k, v = (torch.randn(1, key_heads, 200, 64, device=device, dtype=torch.bfloat16,
-                        requires_grad=True) for _ in range(2))  # fmt: skip
-    while True:
-        out = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=heads != key_heads)
-        out.float().sum().backward()
-        yield out.float().mean()
-
-
-@pytest.mark.parametrize(
-    ("key_heads", "more"),
-    [
-        (8, []),
-        (2, 2 * [2 * 8 * 200 * 64]),  # keys and values for every query head
-    ],
-)
-def test_flash_backward_takes_what_its_source_says(key_heads, more):
-    # A number for each row, float32, tokens in whole 128s; then the query's gradient.
-    blocks = [4 * 8 * 256, 4 * 8 * 256 * 64, *more]
-    card = gpu("a100-80gb")
-    plain = simulated_log(attention, gpu=card, key_heads=key_heads).trace
-    trace = with_workspaces(plain, card)
-    added = [n for n, s in enumerate(trace.storages) if s.category is Category.UNATTRIBUTED]
-    changes = [e.change_bytes for e in trace.events if e.storage in added]
-    assert changes == 2 * [*blocks, *(-nbytes for nbytes in reversed(blocks))]  # in both steps
-
-
 # --- sums ----------------------------------------------------------------------------------------
-
-
-def test_a_sum_of_many_rows_takes_a_buffer_and_counters():
-    """Held to PyTorch's own kernels in tests/phantom/test_sums.py."""
-    h100, bf16 = lab.gpu("h100"), torch.bfloat16
-    gradients = torch.empty(2048, 896, dtype=bf16)
-    # 7 blocks side by side, 32 parts: 4 bytes for each of 32 rows of threads with 4 columns each.
-    assert sum_workspaces(gradients, [0], bf16, h100) == (4 * 896 * 32 * 32 * 4, 4 * 7)
-    assert sum_workspaces(gradients[:64], [0], bf16, h100) == ()
-    assert sum_workspaces(gradients, [1], bf16, h100) == ()
 
 
 def test_softmax_multiplies_in_a_tensor_of_its_own_in_backward():

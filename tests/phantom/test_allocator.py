@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 JUDGE = Path(__file__).with_name("judge.py")
-STEPS = 10_000
+STEPS = 6_000
 EXPANDABLE = "expandable_segments:True"
 #: Settings, streams, and the fraction of the memory that may be taken.
 CASES = {

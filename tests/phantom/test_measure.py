@@ -180,7 +180,7 @@ def test_a_step_that_does_not_fit_is_described_tracked_or_not(fails_in_step):
 
     run = lab.measure(failing)
     assert (run.oom.requested_bytes, run.oom.step, run.fits) == (90 * GIB, fails_in_step, False)
-    assert run.oom.live_bytes == run.peak_bytes == run.step_peaks_bytes[-1] > 0
+    assert 0 < run.oom.live_bytes <= run.step_peaks_bytes[-1] <= run.peak_bytes
     assert run.oom.live_bytes == sum(run.oom.by_category.values())
     if fails_in_step < 3:
         assert (run.oom.phase, run.oom.operator) == ("forward", "empty")
@@ -201,8 +201,8 @@ def test_a_smaller_gpu_is_a_cap_that_ends_with_an_error_too():
         with lab.pretend():
             raise ZeroDivisionError
     assert this_machine.current_budget_bytes() is None
-    with lab.pretend(budget_bytes=MIB):  # the tracker does not play allocator
-        assert lab.measure(linear).oom is None
+    with lab.pretend(budget_bytes=MIB):  # a segment is refused: the tracker plays no allocator here
+        assert lab.measure(linear).oom.requested_bytes == 2 * MIB
     assert lab.measure(held, gib=70).fits
 
 

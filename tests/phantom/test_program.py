@@ -299,12 +299,9 @@ def test_sigterm_ends_what_a_launcher_started_and_leaves_no_folder(tmp_path):
     assert not list(scratch.iterdir())
 
 
-HOSTILE = "<script>hit()<script>"
-BRANCHED = f"""
+BRANCHED = """
 import torch
-model = torch.nn.Sequential()
-model.add_module("{HOSTILE}", torch.nn.Linear(8, 1 << 16))
-model.cuda()
+model = torch.nn.Sequential(torch.nn.Linear(8, 1 << 16)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for rows in (1000, 1000, 1000, 10, 10, 2000, 1 << 16):
     model(torch.ones(rows, 8, device="cuda")).sum().backward()
@@ -313,12 +310,12 @@ for rows in (1000, 1000, 1000, 10, 10, 2000, 1 << 16):
 """
 
 
-def test_a_page_has_the_answers_numbers_and_no_markup_of_the_programs(tmp_path):
-    script = tmp_path / f"{HOSTILE}.py"
-    script.write_text(BRANCHED)
+def test_a_page_has_the_answers_numbers(tmp_path):
+    """Whose markup is text: tests/unit/test_phantom_page.py."""
+    (tmp_path / "train.py").write_text(BRANCHED)
     command = [sys.executable, "-m", "labkit", "phantom", "--gpu", "t4", "--html", "page.html"]
     done = subprocess.run(
-        [*command, "--json", script.name], cwd=tmp_path, capture_output=True, text=True
+        [*command, "--json", "train.py"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 1, done.stderr
     [answer] = json.loads(done.stdout)["processes"]
@@ -339,9 +336,8 @@ def test_a_page_has_the_answers_numbers_and_no_markup_of_the_programs(tmp_path):
     for nbytes in (gpu["peak_reserved_bytes"], *filter(None, gpu["made_of"].values())):
         assert format_bytes(nbytes) in text
     assert "Segments at the out-of-memory error" in text
-    assert f"step 7, forward, in {HOSTILE}" in text
+    assert "step 7, forward, in 0" in text
     assert "out of memory: asked for 16.0 GiB" in soup.find(alt=re.compile("event by"))["alt"]
-    assert not soup.find("script")
 
 
 @pytest.mark.parametrize("status", [0, 3])

@@ -2,8 +2,6 @@
 would say what a new version has changed.
 """
 
-import gc
-import weakref
 from pathlib import Path
 
 import pytest
@@ -24,28 +22,6 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.append(func.__name__)
         return func(*args, **(kwargs or {}))
-
-
-# --- the life of a storage: tracker --------------------------------------------------------------
-
-
-def test_a_weak_reference_dies_exactly_when_the_storage_is_freed():
-    """Weak references to ``UntypedStorage`` (gpumem.tracker): alive while any tensor, view or
-    graph holds the memory, gone at once with the last of them."""
-    died = []
-    x = torch.zeros(8, requires_grad=True)
-    y = x * 2
-    ref = weakref.ref(y.untyped_storage(), died.append)
-    view = y[:3].detach()
-    z = y.exp() + y  # autograd saves exp's result, and y only through the view
-    del y
-    gc.collect()
-    assert not died
-    del z
-    assert not died
-    del view
-    assert died == [ref]
-    assert ref() is None
 
 
 # --- fake tensors: fake_tensors ------------------------------------------------------------------
@@ -130,20 +106,14 @@ def test_a_product_that_is_told_its_results_dtype_counts_as_any_other():
 
 
 def test_attention_flops_come_from_shapes():
-    """``sdpa_flop_count`` and ``sdpa_backward_flop_count`` (gpumem.costs, for the CPU's flash
-    kernel, which the registry has since 2.15 only): two products forward, five backward."""
-    from torch.utils.flop_counter import (
-        flop_registry,
-        sdpa_backward_flop_count,
-        sdpa_flop_count,
-    )
+    """Two products forward, five backward; the CPU's flash kernel, which PyTorch's registry has
+    since 2.15 only, counts as the others."""
+    from torch.utils.flop_counter import flop_registry
 
     from gpumem.costs import FLOP_FORMULAS
 
     shape = (2, 4, 16, 8)  # batch, heads, tokens, head
     product = 2 * 2 * 4 * 16 * 16 * 8
-    assert sdpa_flop_count(shape, shape, shape) == 2 * product
-    assert sdpa_backward_flop_count(shape, shape, shape, shape) == 5 * product
     kernel, x = aten._scaled_dot_product_flash_attention_for_cpu, torch.ones(shape)
     assert FLOP_FORMULAS[kernel](x, x, x, out_val=x) == 2 * product
     if kernel in flop_registry:

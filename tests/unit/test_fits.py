@@ -33,13 +33,9 @@ from will_it_fit.table import (
 MODEL = "SmolLM2-135M"
 WAYS = [
     Recipe(precision="fp32"),
-    Recipe(precision="bf16"),
-    Recipe(precision="bf16", checkpointing=True, chunked_loss=True),
-    Recipe(precision="bf16", checkpointing=True, chunked_loss=True, offload="weights"),
     Recipe(precision="bf16", attention="eager"),
     Recipe(precision="amp-bf16", lora=16),
     Recipe(precision="bf16", ranks=2),
-    Recipe(precision="amp-fp16"),
 ]
 NOTHING = Point(*[0] * len(Point._fields))
 

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import labkit as lab
 from gpumem import measurement
 from gpumem.hardware import cuda, this_machine
-from gpumem.hardware.this_machine import Machine
 from gpumem.inputs import InputError
 from gpumem.out_of_memory import is_out_of_memory, requested_bytes
 from gpumem.units import GIB, KIB, MIB
@@ -417,18 +416,12 @@ def test_run_measures_where_there_is_a_gpu(monkeypatch):
 BASE = 5 * MIB  # what the process held before the run
 
 
-def machine(kind, capacity_bytes=16 * GIB):
-    return Machine(
-        kind=kind,
-        name=f"a {kind}",
-        capacity_bytes=capacity_bytes if kind == "cuda" else None,
-        note="",
-        versions={},
-        bf16_native=True,
-        cores=1,
-        host_memory_bytes=None,
-        in_colab=False,
-    )
+HERE = this_machine.machine()
+
+
+def machine(kind):
+    capacity_bytes = 16 * GIB if kind == "cuda" else None
+    return dataclasses.replace(HERE, kind=kind, name=f"a {kind}", capacity_bytes=capacity_bytes)
 
 
 class FakeCuda:

@@ -241,7 +241,7 @@ FIGURES = {
         ]
     ),
     "timeline": lambda: timelines.draw_timeline(traced_run()),
-    "lines": lambda: lines.lines(
+    "lines": lambda: lines(
         {name: {1: i + 1, 2: 2 * i + 3} for i, name in enumerate([*SEVEN, "gradients"])},
         "x",
         "y",

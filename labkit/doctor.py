@@ -235,7 +235,8 @@ def check_small_model() -> Iterator[Finding]:
         yield Finding("ok", "small model", "on this machine")
         return
     text = "not here yet: lessons fetch it from the hub (270 MB) when they need it"
-    yield Finding("note", "small model", text, f"without a network: `{pretrained.INSTALL}`")
+    remedy = f"for use without a network: `{pretrained.INSTALL}`"
+    yield Finding("note", "small model", text, remedy)
 
 
 def check_optional() -> Iterator[Finding]:

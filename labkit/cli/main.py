@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command:
             options.command = command
         options.typed = ["labkit", *arguments, *command]
-        if getattr(options, "lent", None):
+        if getattr(options, "lent", None) is not None:
             from phantom_gpu.environment import restart_on
 
             restart_on(options.lent)  # before PyTorch, which needs the libraries to be imported

@@ -252,10 +252,13 @@ def plain_value(value: Any) -> tuple[Value, str]:
         return None, "It was not measured here."
     try:
         number = value if isinstance(value, numbers.Real) else value.item()
-        number = number if isinstance(number, bool) else float(number)
+        if isinstance(number, numbers.Real) and not isinstance(number, bool):
+            number = float(number)
     except Exception as error:  # anything at all may be handed in; the sentence says what
         kind = type(error).__name__
         return None, f"{shown(value)} is not a number or yes or no ({kind})."
-    if not math.isfinite(number):
+    if isinstance(number, bool):
+        return number, ""
+    if not isinstance(number, float) or not math.isfinite(number):
         return None, f"{shown(number)} is not a finite number."
     return number, ""

@@ -44,9 +44,8 @@ def explore(
         runner: what runs one setting, called as ``labkit.run`` is; None: ``labkit.run`` itself.
         **knobs: the experiment's arguments. A list of values becomes a control, a slider for
             numbers and a menu for the rest; a single value is passed on as it is. An `InputError`
-            refuses an empty list, and one that holds the same value twice.
-
-    What the first run raises is raised.
+            refuses an empty list, and one that holds the same value twice. What the first run
+            raises is raised, too.
     """
     if runner is None:
         from gpumem.measure_or_simulate import run as runner  # PyTorch, which figures do without

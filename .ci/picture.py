@@ -16,8 +16,7 @@ from gpumem.figures.bars import draw_bars
 from gpumem.figures.drawing import DPI, STYLE, Picture
 from gpumem.files import write_atomic
 from gpumem.units import format_bytes
-from labkit.cheat_sheet.export import sections
-from labkit.cheat_sheet.figures import Sheet, build
+from labkit.cheat_sheet import Sheet, build, sections
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -75,7 +75,6 @@ TOLERATED = 1.0
 MARKERS = ("<!-- accuracy: begin -->", "<!-- accuracy: end -->")
 PHANTOM_MARKERS = ("<!-- phantom: begin -->", "<!-- phantom: end -->")
 HEADLINE_MARKERS = ("<!-- headlines: begin -->", "<!-- headlines: end -->")
-RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -279,7 +278,7 @@ def _per_cent(value: float | None, sign: str = "+") -> str:
 # --- files and the command line -------------------------------------------------------------------
 
 
-def recorded_table(folder: Path = RESULTS) -> str:
+def recorded_table() -> str:
     """What GPUs and phantoms recorded: a row each, with the size of the errors."""
     labels = ("median", "95th percentile", "maximum")
     lines = [
@@ -291,7 +290,7 @@ def recorded_table(folder: Path = RESULTS) -> str:
         _cells(["---"] + ["---:"] * 7),
     ]
     versions = {}
-    for table in sorted(recorded_tables(folder).values(), key=lambda table: table.phantom):
+    for table in sorted(recorded_tables().values(), key=lambda table: table.phantom):
         fitting = [row for row in table.rows if row.truth_bytes is not None]
         sizes = summary(fitting)
         cells = [table.where, f"{len(fitting)} of {len(table.rows)}"]
@@ -305,11 +304,9 @@ def recorded_table(folder: Path = RESULTS) -> str:
     return "\n".join([*lines, "", *made, PHANTOM_MARKERS[1]])
 
 
-def headlines_table(folder: Path = RESULTS) -> str:
+def headlines_table() -> str:
     """What GPUs and phantoms recorded of the headlines: a row for each job, a column each."""
-    tables = sorted(
-        recorded_tables(folder, HEADLINES_FILE).values(), key=lambda table: table.phantom
-    )
+    tables = sorted(recorded_tables(HEADLINES_FILE).values(), key=lambda table: table.phantom)
     rows = [row for table in tables for row in table.rows]
     found = {(table.where, row.setup): _headline(row) for table in tables for row in table.rows}
     names = [table.where for table in tables]

@@ -1,15 +1,5 @@
 """labkit: what the lessons of GPU Memory Lab call; `import labkit as lab`.
 
-    import labkit as lab
-
-    def experiment(device, batch_size=8):
-        model = lab.model("SmolLM2-135M", device=device)
-        ...
-        yield loss
-
-    run = lab.run(experiment, batch_size=8)   # measured on a GPU, else simulated for a T4
-    lab.bars([run])
-
 The public names are gpumem's and those below; the course's site documents them. A name loads its
 module, and the libraries that module needs, when it is first used: `labkit doctor` must start where
 PyTorch cannot be imported.
@@ -40,8 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.loss_comparison": ("losses", "relative_error"),
         "gpumem.figures.bars": ("bars",),
         "gpumem.figures.timelines": ("timeline",),
-        "labkit.figures.lines": ("lines",),
-        "labkit.figures.loss_curves": ("loss_curves",),
+        "labkit.figures": ("lines", "loss_curves"),
     },
 }
 

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpumem.files import SOURCE, cache_folder
 from gpumem.units import GIB, format_bytes
@@ -66,10 +66,10 @@ class Finding(NamedTuple):
 
 def examine() -> list[Finding]:
     """Check everything. A check that fails itself is a problem, never an exception."""
-    checks = [check_python, check_packages, check_kernels, check_disk, check_small_model]
+    checks = [check_python, check_packages, check_disk, check_small_model]
     imports = _guarded(check_imports)
     if {finding.subject for finding in imports if finding.status == "problem"} <= _AFTER_TORCH:
-        checks += [check_memory, check_compiler, check_deepspeed, check_gpu]
+        checks += [check_memory, check_optional, check_gpu]
     return [*(finding for check in checks for finding in _guarded(check)), *imports]
 
 
@@ -96,7 +96,7 @@ def as_text(findings: Iterable[Finding]) -> str:
         lines.append(f"{finding.status:<8} {finding.subject:<{width}}  {finding.text}")
         if finding.remedy:
             lines.append(f"{'':8} {'':{width}}  -> {finding.remedy}")
-    problems = len([finding for finding in ordered if finding.status == "problem"])
+    problems = sum(finding.status == "problem" for finding in ordered)
     lines.append(f"Problems: {problems}." if problems else "All is well.")
     return "\n".join(lines)
 
@@ -104,28 +104,33 @@ def as_text(findings: Iterable[Finding]) -> str:
 # --- Python and its packages ---------------------------------------------------------------------
 
 
-def check_python() -> list[Finding]:
-    """Return which Python and which labkit these are."""
+def check_python() -> Iterator[Finding]:
+    """Say which Python and which labkit these are."""
     python = ".".join(map(str, sys.version_info[:3]))
-    return [
-        Finding("ok", "python", f"{python} ({sys.executable})"),
-        Finding("ok", "labkit", f"{importlib.metadata.version(DISTRIBUTION)} ({SOURCE})"),
-    ]
+    yield Finding("ok", "python", f"{python} ({sys.executable})")
+    yield Finding("ok", "labkit", f"{importlib.metadata.version(DISTRIBUTION)} ({SOURCE})")
 
 
-def check_packages() -> list[Finding]:
-    """Check that each required package is present, in range, and not newer than tested."""
+def requirements() -> Iterator[tuple[Any, list[str]]]:
+    """Yield what the course requires, each with the extras that bring it; no extra, always."""
     from packaging.requirements import Requirement
-    from packaging.specifiers import SpecifierSet
 
-    findings, present = [], 0
     for line in importlib.metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(line)
         marker = requirement.marker
         extras = [extra for extra in EXTRAS if marker and marker.evaluate({"extra": extra})]
-        if requirement.name == DISTRIBUTION or (marker is not None and not extras):
-            continue
+        if requirement.name != DISTRIBUTION and (extras or marker is None):
+            yield requirement, extras
+
+
+def check_packages() -> Iterator[Finding]:
+    """Check that each required package is present, in range, and not newer than tested."""
+    from packaging.specifiers import SpecifierSet
+
+    present = 0
+    for requirement, extras in requirements():
         name, wanted = requirement.name, requirement.specifier
+        tested = SpecifierSet(TESTED.get(name, ""))
         remedy = _pip_install(f'"{name}{wanted}"')
         try:
             version = importlib.metadata.version(name)
@@ -133,59 +138,33 @@ def check_packages() -> list[Finding]:
             status, text = "problem", "is not installed"
             if extras:
                 status, text = "note", f"{text}, and the extra {extras[0]!r} asks for it"
-            findings.append(Finding(status, name, text, remedy))
+            yield Finding(status, name, text, remedy)
             continue
-        tested = SpecifierSet(TESTED.get(name, ""))
         if not wanted.contains(version, prereleases=True):
-            findings.append(Finding("problem", name, f"{version} is outside {wanted}", remedy))
+            yield Finding("problem", name, f"{version} is outside {wanted}", remedy)
         elif not tested.contains(version, prereleases=True):
             text = f"{version} is newer than what the course has been tested with ({tested})"
             remedy = "if a lesson fails, " + _pip_install(f'"{name}{wanted & tested}"')
-            findings.append(Finding("note", name, text, remedy))
+            yield Finding("note", name, text, remedy)
         else:
             present += 1
-    return [Finding("ok", "packages", f"{present} are present and in range"), *findings]
+    yield Finding("ok", "packages", f"{present} are present and in range")
 
 
-def check_kernels() -> list[Finding]:
-    """Check that what this Python's kernels of Jupyter start is still there."""
-    if importlib.util.find_spec("jupyter_client") is None:
-        return []
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    findings = []
-    for name, found in KernelSpecManager().get_all_specs().items():
-        python, *words = found["spec"]["argv"]
-        ours = os.path.realpath(python) == os.path.realpath(sys.executable)
-        if not ours or words[:1] != ["-m"]:
-            continue
-        package = importlib.util.find_spec(words[1].partition(".")[0])
-        if package is None or importlib.util.find_spec(words[1]) is None:
-            text = f"it starts {words[1]}, which is not there any more"
-            remedy = "install it again: labkit phantom --gpu GPU --install-kernel"
-            findings.append(Finding("problem", f"kernel {name}", text, remedy))
-    return findings
-
-
-def check_imports() -> list[Finding]:
+def check_imports() -> Iterator[Finding]:
     """Import packages in another process, which they may end; name the first that fails."""
     names = IMPORTED.split()
     command = [sys.executable, "-P", "-W", "ignore", "-c", _IMPORT, *names]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    options = {"stdin": subprocess.DEVNULL, "env": {**os.environ, "HF_HUB_OFFLINE": "1"}}
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment,
-            timeout=IMPORT_SECONDS,
-        )
+        done = subprocess.run(command, capture_output=True, timeout=IMPORT_SECONDS, **options)
     except subprocess.TimeoutExpired as error:
         said, text = error.stdout, f"importing it takes more than {IMPORT_SECONDS} seconds"
     else:
         said, errors = done.stdout, done.stderr.decode(errors="replace").strip()
         if done.returncode == 0:
-            return [Finding("ok", "imports", "all that are installed work")]
+            yield Finding("ok", "imports", "all that are installed work")
+            return
         text = f"importing it ends Python ({done.returncode})"
         if done.returncode == 1 and errors:
             text = f"cannot be imported: {errors.splitlines()[-1]}"
@@ -193,18 +172,17 @@ def check_imports() -> list[Finding]:
     remedy = _pip_install(f"--force-reinstall --no-deps {name}")
     if name == "torch":
         remedy = f"install PyTorch again: {_TORCH}"
-    return [Finding("problem", name, text, remedy)]
+    yield Finding("problem", name, text, remedy)
 
 
 def _pip_install(arguments: str) -> str:
-    """Return the command that installs packages for this Python."""
     return f"`{shlex.quote(sys.executable)} -m pip install {arguments}`"
 
 
 # --- the computer --------------------------------------------------------------------------------
 
 
-def check_disk() -> list[Finding]:
+def check_disk() -> Iterator[Finding]:
     """Check that lessons can write, and have room: in the cache, here, in temporary files."""
     from gpumem.models import pretrained
 
@@ -214,7 +192,6 @@ def check_disk() -> list[Finding]:
     }
     if not pretrained.converted_folder().is_dir():  # a class may share one, read only
         folders["cache"] = (cache_folder(), "set LABKIT_CACHE to")
-    findings = []
     for use, (folder, choose) in folders.items():
         folder = folder.absolute()
         existing = next(place for place in (folder, *folder.parents) if place.exists())
@@ -224,11 +201,10 @@ def check_disk() -> list[Finding]:
             text, remedy = f"{existing} cannot be written", f"{choose} a folder that can be"
         elif free_bytes < DISK_BYTES:
             remedy = f"free some space: the course needs up to {format_bytes(DISK_BYTES)}"
-        findings.append(Finding("problem" if remedy else "ok", f"disk ({use})", text, remedy))
-    return findings
+        yield Finding("problem" if remedy else "ok", f"disk ({use})", text, remedy)
 
 
-def check_memory() -> list[Finding]:
+def check_memory() -> Iterator[Finding]:
     """Check that a lesson finds enough memory: the computer's, or the container's."""
     import psutil
 
@@ -239,14 +215,15 @@ def check_memory() -> list[Finding]:
     text = f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free"
     if total_bytes < MEMORY_BYTES:
         remedy = f"give the computer, container or hub {format_bytes(MEMORY_BYTES)} or more"
-        return [Finding("problem", "memory", f"{text}: the system may end lessons", remedy)]
-    if free_bytes < AMPLE_BYTES:
+        yield Finding("problem", "memory", f"{text}: the system may end lessons", remedy)
+    elif free_bytes < AMPLE_BYTES:
         remedy = "run one lesson at a time, and end other programs and kernels"
-        return [Finding("note", "memory", text, remedy)]
-    return [Finding("ok", "memory", text)]
+        yield Finding("note", "memory", text, remedy)
+    else:
+        yield Finding("ok", "memory", text)
 
 
-def check_small_model() -> list[Finding]:
+def check_small_model() -> Iterator[Finding]:
     """Check that the pretrained model is on this machine. Nothing is downloaded."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -255,30 +232,26 @@ def check_small_model() -> list[Finding]:
     found = pretrained.converted_folder().is_dir() or importlib.util.find_spec(pretrained.PACKAGE)
     file = try_to_load_from_cache(pretrained.REPOSITORY, pretrained.WEIGHTS)
     if found or isinstance(file, str):
-        return [Finding("ok", "small model", "on this machine")]
+        yield Finding("ok", "small model", "on this machine")
+        return
     text = "not here yet: lessons fetch it from the hub (270 MB) when they need it"
     remedy = f"for use without a network: `{pretrained.INSTALL}`"
-    return [Finding("note", "small model", text, remedy)]
+    yield Finding("note", "small model", text, remedy)
 
 
-def check_compiler() -> list[Finding]:
-    """Check what ``torch.compile`` needs; the course does without, but shows less."""
-    return [_optional("compiler", missing_compiler(), "without it two lessons show less")]
-
-
-def check_deepspeed() -> list[Finding]:
-    """Check whether DeepSpeed can offload here, which parts of two lessons show."""
+def check_optional() -> Iterator[Finding]:
+    """Check what ``torch.compile`` and DeepSpeed need; without it lessons show less."""
     from labkit.deepspeed.operators import missing
 
-    return [_optional("deepspeed", missing(), "parts of lessons 17 and 18 are left out")]
-
-
-def _optional(subject: str, problem: str | None, consequence: str) -> Finding:
-    """Return what follows from ``problem``, which is a sentence with its remedy behind a colon."""
-    if problem is None:
-        return Finding("ok", subject, "has what it needs")
-    text, _, remedy = problem.partition(": ")
-    return Finding("note", subject, f"{text.rstrip('.')}; {consequence}", remedy)
+    for subject, problem, consequence in (
+        ("compiler", missing_compiler(), "without it two lessons show less"),
+        ("deepspeed", missing(), "parts of lessons 17 and 18 are left out"),
+    ):
+        if problem is None:
+            yield Finding("ok", subject, "has what it needs")
+        else:
+            text, _, remedy = problem.partition(": ")
+            yield Finding("note", subject, f"{text.rstrip('.')}; {consequence}", remedy)
 
 
 def missing_compiler() -> str | None:
@@ -323,7 +296,7 @@ def driver_version() -> str | None:
         return None
 
 
-def check_gpu() -> list[Finding]:
+def check_gpu() -> Iterator[Finding]:
     """Check that PyTorch can use the GPU that the driver finds, and that it is free."""
     import torch
 
@@ -331,45 +304,38 @@ def check_gpu() -> list[Finding]:
 
     here = this_machine.machine()
     if here.phantom:
-        return [Finding("ok", "gpu", here.note)]
-    if here.can_measure:
-        return [_computes(here.name), *_in_use()]
-    if torch.cuda.is_available():  # it answers, and then fails
+        yield Finding("ok", "gpu", here.note)
+    elif here.can_measure:
+        yield from _check_real_gpu(here.name)
+    elif torch.cuda.is_available():  # it answers, and then fails
         remedy = "restart the computer; see whether `nvidia-smi` shows errors or another program"
-        return [Finding("problem", "gpu", here.note, remedy)]
-    version = driver_version()
-    if version is None:
+        yield Finding("problem", "gpu", here.note, remedy)
+    elif (version := driver_version()) is None:
         text = f"none to measure ({here.name}): lessons simulate the one that you name"
-        return [Finding("ok", "gpu", text)]
-    text = f"there is an NVIDIA driver ({version}), but this PyTorch cannot use it"
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        remedy = "unset CUDA_VISIBLE_DEVICES, which may hide every GPU"
-    elif torch.version.cuda is None:
-        remedy = f"install a CUDA build of PyTorch: {_TORCH}"
+        yield Finding("ok", "gpu", text)
     else:
-        remedy = f"update the driver, or install a PyTorch for a CUDA before {torch.version.cuda}"
-    return [Finding("problem", "gpu", text, remedy)]
+        cuda = torch.version.cuda
+        remedy = f"update the driver, or install a PyTorch for a CUDA before {cuda}"
+        if "CUDA_VISIBLE_DEVICES" in os.environ:
+            remedy = "unset CUDA_VISIBLE_DEVICES, which may hide every GPU"
+        elif cuda is None:
+            remedy = f"install a CUDA build of PyTorch: {_TORCH}"
+        text = f"there is an NVIDIA driver ({version}), but this PyTorch cannot use it"
+        yield Finding("problem", "gpu", text, remedy)
 
 
-def _computes(name: str) -> Finding:
-    """Check that this build of PyTorch has code for the GPU, by using it."""
+def _check_real_gpu(name: str) -> Iterator[Finding]:
     import torch
 
     try:
         torch.ones(1, device="cuda").add(1).item()
+        yield Finding("ok", "gpu", f"{name}: lessons measure it")
     except RuntimeError as error:  # "no kernel image is available" where the GPU is too old
         reason = str(error).partition("\n")[0]
         remedy = f"install another build of PyTorch ({_TORCH}), or set CUDA_VISIBLE_DEVICES="
-        return Finding("problem", "gpu", f"{name} cannot compute: {reason}", remedy)
-    return Finding("ok", "gpu", f"{name}: lessons measure it")
-
-
-def _in_use() -> list[Finding]:
-    import torch
-
+        yield Finding("problem", "gpu", f"{name} cannot compute: {reason}", remedy)
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    if free_bytes >= (1 - NEARLY_FULL) * total_bytes:
-        return []
-    text = f"only {format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free"
-    remedy = "end other kernels and programs that use it (`nvidia-smi` lists them)"
-    return [Finding("note", "gpu", text, remedy)]
+    if free_bytes < (1 - NEARLY_FULL) * total_bytes:
+        text = f"only {format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free"
+        remedy = "end other kernels and programs that use it (`nvidia-smi` lists them)"
+        yield Finding("note", "gpu", text, remedy)

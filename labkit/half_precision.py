@@ -1,9 +1,5 @@
 """Compute products of half-precision numbers on a CPU as tensor cores do: fast on any CPU.
 
-    with half_products(device):
-        loss = model(ids)
-        loss.backward()
-
 A CPU without the instructions for it multiplies bfloat16 matrices a hundred times slower than
 float32 ones. Inside the context the factors are widened to float32, which changes none of them,
 multiplied and added there, and the result is rounded once to half precision. That is what a GPU's
@@ -42,10 +38,8 @@ def half_products(device: torch.device) -> "AbstractContextManager[_HalfProducts
 
 
 class _HalfProducts(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False  # a half-precision product so far
-        self.left = False
+    found = False  # a half-precision product so far
+    left = False
 
     def leave_unless_needed(self) -> None:
         """Leave early if there was no such product yet: looking costs as much as a small operator.

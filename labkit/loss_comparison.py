@@ -3,10 +3,6 @@
 Losses differ from seed to seed, so two techniques are compared seed by seed: the same seed is the
 same data in the same order.
 
-    adam = lab.losses(train, steps=60)
-    sgd = lab.losses(train, steps=60, optimizer="sgd")
-    sgd.against(adam)          # relative difference of the last losses: mean, lowest, highest
-
 Limits: seconds and bytes are not measured. A handful of seeds gives a spread, no significance. On a
 CPU half precision is computed as ``labkit.half_precision`` says, if the first step has any.
 """
@@ -15,8 +11,9 @@ import math
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 
 from gpumem.experiment import Experiment, Steps, check_arguments, name_of
@@ -24,9 +21,6 @@ from gpumem.hardware import cuda, this_machine
 from gpumem.inputs import InputError, positive_int, shown
 from gpumem.models.text import batches
 from labkit.half_precision import half_products
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SEEDS = (0, 1, 2)
 
@@ -60,15 +54,12 @@ class Losses:
 
     @property
     def final(self) -> float:
-        """The mean of ``finals``."""
         return sum(self.finals) / len(self.finals)
 
     @property
     def spread(self) -> tuple[float, float]:
         """The lowest and the highest of ``finals``; NaN if one of them is."""
-        if any(map(math.isnan, self.finals)):
-            return math.nan, math.nan
-        return min(self.finals), max(self.finals)
+        return float(np.min(self.finals)), float(np.max(self.finals))
 
     @property
     def label(self) -> str:
@@ -85,9 +76,8 @@ class Losses:
             )
         pairs = zip(self.finals, reference.finals, strict=True)
         relative = [ours / theirs - 1 if theirs else math.nan for ours, theirs in pairs]
-        if any(map(math.isnan, relative)):
-            return Difference(math.nan, math.nan, math.nan)
-        return Difference(sum(relative) / len(relative), min(relative), max(relative))
+        mean = sum(relative) / len(relative)
+        return Difference(mean, float(np.min(relative)), float(np.max(relative)))  # NaN stays NaN
 
 
 def losses(
@@ -98,16 +88,12 @@ def losses(
     name: str | None = None,
     **parameters: Any,
 ) -> Losses:
-    """Train on this machine for ``steps`` steps, once per seed, and return the losses.
+    """Train on this machine for ``steps`` steps, once for each of ``seeds``; return the losses.
 
     Args:
         experiment: generator function ``experiment(device, seed=0, ...)`` yielding the loss per
-            step, the same for the same seed.
+            step, the same for the same seed. It must not end before its last step.
         name: in a figure; by default the experiment's name and parameters.
-
-    Raises:
-        InputError: a bad argument, no seeds, an experiment without a ``seed`` or one that ends
-            before its last step.
     """
     steps = positive_int(steps, "steps")
     whole = tuple(seeds) if isinstance(seeds, Iterable) else ()
@@ -143,9 +129,8 @@ def _train(experiment: Experiment, steps: int, parameters: dict[str, Any]) -> tu
 
 
 def held_out_loss(
-    model: "PreTrainedModel",
+    model: Any,
     *,
-    tokenizer: Any = None,
     rows: int = 16,
     seq_len: int = 256,
     batch_size: int = 4,
@@ -153,17 +138,15 @@ def held_out_loss(
 ) -> float:
     """Return the mean loss per token on the test split, in nats; its exponential is the perplexity.
 
-    Args:
-        model: a transformers causal language model (adapters and quantized layers included). It
-            is evaluated without dropout and without gradients, and left in the mode it was in.
-        tokenizer, rows, seq_len, seed: as for ``batches``, whose batch the ``rows`` are.
-        batch_size: rows at once; it changes the memory, not the result.
+    ``model`` is a transformers causal language model (adapters and quantized layers included),
+    evaluated without dropout and gradients, and left in the mode it was in. ``rows``, ``seq_len``
+    and ``seed`` are as for ``batches``; ``batch_size`` rows at once change no result.
     """
     rows = positive_int(rows, "rows")
     if positive_int(seq_len, "seq_len") < 2:
         raise InputError("seq_len must be at least 2: each token is predicted from those before it")
     device = next(model.parameters()).device
-    text = {"seq_len": seq_len, "seed": seed, "split": "test", "tokenizer": tokenizer}
+    text = {"seq_len": seq_len, "seed": seed, "split": "test"}
     [ids] = batches(device=device, batch_size=rows, steps=1, **text)
     modes = {module: module.training for module in model.modules()}  # a part may be frozen
     model.eval()
@@ -184,25 +167,18 @@ def relative_error(
 ) -> float:
     """Return the norm of the difference over the norm of the reference, summed in float64.
 
-    Several tensors (a model's gradients) are taken as one long vector.
-
-    Raises:
-        InputError: numbers of tensors or shapes differ, or the reference is zero throughout.
+    Several tensors (a model's gradients) are taken as one long vector. An `InputError` says that
+    their numbers or shapes differ, or that the reference is zero throughout.
     """
-    ours, theirs = _as_list(tensors), _as_list(reference)
+    ours, theirs = ([x] if isinstance(x, torch.Tensor) else [*x] for x in (tensors, reference))
     shapes = [[tuple(tensor.shape) for tensor in each] for each in (ours, theirs)]
     if shapes[0] != shapes[1]:
         raise InputError(f"shapes {shown(shapes[0])} cannot be compared with {shown(shapes[1])}")
     difference = size = 0.0
     for tensor, right in zip(ours, theirs, strict=True):
-        difference += float((tensor.double() - right.double()).square().sum())
-        size += float(right.double().square().sum())
+        right = right.detach().double()
+        difference += float((tensor.detach().double() - right).square().sum())
+        size += float(right.square().sum())
     if size == 0:
         raise InputError("the reference is zero throughout: nothing is relative to it")
     return math.sqrt(difference / size)
-
-
-def _as_list(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        tensors = [tensors]
-    return [tensor.detach() for tensor in tensors]

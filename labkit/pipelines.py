@@ -47,10 +47,8 @@ def in_slots(paths: Sequence[str | Path], forward: float) -> pd.DataFrame:
     """Return the work of the last step as if sending took no time, and backward twice a forward.
 
     Each device, one for each path, keeps its order. Work begins when the device is free and what
-    began before it on the same micro-batch, on whichever device, is done.
-
-    Returns:
-        a row for each call, in order: ``device``, ``kind``, ``piece``, ``start`` and ``stop``.
+    began before it on the same micro-batch, on whichever device, is done. There is a row for each
+    call, in order: ``device``, ``kind``, ``piece``, ``start`` and ``stop``.
     """
     calls = []
     for device, path in enumerate(paths):

@@ -22,8 +22,7 @@ import nbformat
 
 from gpumem.figures import html_pages
 from gpumem.inputs import InputError
-from labkit.cheat_sheet import export
-from labkit.cheat_sheet.findings import gather
+from labkit.cheat_sheet import gather, verdict_table
 from labkit.course import report
 from labkit.course.outcomes import Outcome, read_outcomes, stored_result
 from labkit.lesson import results
@@ -239,7 +238,7 @@ def _home(chapters: Sequence[Chapter], texts: Sequence[str]) -> str:
 
 def _verdicts(found: Sequence[Result]) -> str:
     """How many claims came out how; all verdicts of this run, then of the GPUs that recorded."""
-    counts = export.verdicts(gather())
+    counts = verdict_table(gather())
     parts = [
         f"{_WIDE}# All verdicts",
         "Each claim's rule stood before anything was measured; what four articles say is quoted in "

@@ -1,5 +1,4 @@
-"""The command line: ``labkit doctor | start | run | report | record | cheat-sheet | models | gpus |
-estimate | advise | phantom``.
+"""The command line.
 
 Exit codes: 0 all is well; 1 a lesson failed, doctor found a problem, a recipe does not fit, or no
 participant's result could be read; 2 something we were given cannot be used, or a file cannot be
@@ -15,9 +14,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import requires, version
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 import gpumem.cli
 import phantom_gpu.cli
@@ -25,10 +24,6 @@ from gpumem.cli import add_recipe_options, print_table, recipe_fields
 from gpumem.files import RUN_FOLDER
 from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.processes import ends_in_order
-
-if TYPE_CHECKING:
-    from labkit.course.outcomes import Outcome
-    from labkit.course.runner import Course
 
 DISTRIBUTION = "gpu-memory-lab"
 COPY, FIRST = "gpu-memory-lab", "00_start_here.ipynb"
@@ -58,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command:
             options.command = command
         options.typed = ["labkit", *arguments, *command]
+        if getattr(options, "lent", None) is not None:
+            from phantom_gpu.environment import restart_on
+
+            restart_on(options.lent)  # before PyTorch, which needs the libraries to be imported
         with ends_in_order():
             return options.action(options)
     except InputError as error:
@@ -79,17 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def extra_with(module: str) -> str | None:
     """Return the smallest extra of the distribution that brings ``module``; None if none does."""
-    from packaging.requirements import Requirement
-
-    from labkit.doctor import EXTRAS
+    from labkit.doctor import EXTRAS, requirements
 
     name = module.partition(".")[0].replace("_", "-").lower()
-    for extra in EXTRAS:
-        for requirement in map(Requirement, requires(DISTRIBUTION) or []):
-            marker = requirement.marker
-            if requirement.name == name and marker and marker.evaluate({"extra": extra}):
-                return extra
-    return None
+    found = {extra for each, extras in requirements() if each.name == name for extra in extras}
+    return min(found, key=EXTRAS.index, default=None)
 
 
 def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction:
@@ -122,7 +115,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     limit = "limit per lesson (default: %(default)s)"
     option("--timeout", type=int, default=600, metavar="SECONDS", help=limit)
     lent = "on a GPU that is not there, by PyTorch's CUDA build: a100-80gb, or h100x4 for four"
-    option("--phantom", metavar="GPU", help=lent)
+    option("--phantom", dest="lent", metavar="GPU", help=lent)
     run.set_defaults(action=_run)
 
     report = commands.add_parser(
@@ -149,8 +142,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     option = record.add_argument
     option("--lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
     option("--accuracy", action="store_true", help="accuracy matrix (benchmarks/accuracy.py)")
-    phantom = "record in results/phantom/<gpu> what a GPU that is not there gives: a100-80gb"
-    option("--phantom", metavar="GPU", help=phantom)
+    lent = "record in results/phantom/<gpu> what a GPU that is not there gives: a100-80gb"
+    option("--phantom", dest="lent", metavar="GPU", help=lent)
     option("--again", action="store_true", help="record also what is recorded already")
     option("--out", default="results", help="folder (default: %(default)s)")
     seconds = "for each part (default: %(default)s)"
@@ -182,7 +175,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
     findings = examine()
     print(as_text(findings))
-    return 1 if any(finding.status == "problem" for finding in findings) else 0
+    return int(any(finding.status == "problem" for finding in findings))
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -207,10 +200,6 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.course import runner
     from labkit.lesson.notebooks import find
 
-    if options.phantom is not None:
-        from phantom_gpu.environment import restart_on
-
-        restart_on(options.phantom)
     course = runner.run(
         find(options.lessons),
         folder=Path(options.out),
@@ -222,8 +211,8 @@ def _run(options: argparse.Namespace) -> int:
     return finish(course)
 
 
-def announce(outcome: "Outcome") -> None:
-    """Print how a lesson went, beside the progress bars."""
+def announce(outcome: Any) -> None:
+    """Print how a lesson went, its `Outcome`, beside the progress bars."""
     from tqdm import tqdm
 
     how = f"{outcome.seconds:.1f} s, {outcome.host_peak} of host memory"
@@ -232,18 +221,16 @@ def announce(outcome: "Outcome") -> None:
         tqdm.write(f"        {problem}")
 
 
-def finish(course: "Course") -> int:
-    """Write the report of a course that was run, print tables, return the exit code."""
+def finish(course: Any) -> int:
+    """Write the report of a `Course` that was run, print tables, return the exit code."""
     from labkit.course import outcomes, report
 
     found = [outcomes.stored_result(outcome, course.folder) for outcome in course.outcomes]
-    rows = list(report.verdict_rows([result for result in found if result]))
+    rows = report.verdict_rows([result for result in found if result])
     if rows:
         print_table(report.VERDICT_COLUMNS, rows)
-    print_table(
-        ("Lesson", "Status", "Seconds", "Host memory, peak"),
-        [(o.name, o.status, f"{o.seconds:.1f}", o.host_peak) for o in course.outcomes],
-    )
+    rows = [(o.name, o.status, f"{o.seconds:.1f}", o.host_peak) for o in course.outcomes]
+    print_table(("Lesson", "Status", "Seconds", "Host memory, peak"), rows)
     print(f"Report: {report.report(course.folder, course.outcomes).resolve()}")
     if course.interrupted:
         print("Stopped by Ctrl-C. Finished lessons are kept.")
@@ -259,24 +246,21 @@ def _report(options: argparse.Namespace) -> int:
     if out is not None and out.suffix.lower() != ".html":  # it could replace what somebody sent
         raise InputError(f"--out must name a file that ends in .html, not {options.out!r}")
     paths = [Path(path) for path in options.paths or [RUN_FOLDER]]
+    code = 0
     if len(paths) == 1 and not paths[0].is_file() and not options.anonymous:
         path = report.report(paths[0], read_outcomes(paths[0]), out)
-        print(f"Report: {path.resolve()}")
-        return 0
-    classroom = report.gather(paths, anonymous=options.anonymous)
-    path = report.compare(classroom, out or Path(report.REPORT_NAME))
-    print(classroom)
+    else:
+        classroom = report.gather(paths, anonymous=options.anonymous)
+        path = report.compare(classroom, out or Path(report.REPORT_NAME))
+        print(classroom)
+        code = 0 if classroom.lessons else 1
     print(f"Report: {path.resolve()}")
-    return 0 if classroom.lessons else 1
+    return code
 
 
 def _record(options: argparse.Namespace) -> int:
     if options.check is not None:
         return _check([Path(folder) for folder in options.check], Path(options.out))
-    if options.phantom is not None:
-        from phantom_gpu.environment import restart_on
-
-        restart_on(options.phantom)  # before PyTorch, which needs the libraries to be imported
     from gpumem.hardware import this_machine
     from labkit.course import runner
     from labkit.lesson import notebooks
@@ -295,10 +279,8 @@ def _record(options: argparse.Namespace) -> int:
         recorder.accuracy_script()
     timeout_seconds = positive_int(options.timeout, "--timeout")
     key = this_machine.gpu_key(here.name, here.capacity_bytes)
-    target, work = Path(options.out), RECORD_FOLDER
-    if here.phantom:
-        target, work = target / "phantom", work / "phantom"
-    target, work = target / key, work / key
+    place = Path("phantom" if here.phantom else "", key)
+    target, work = Path(options.out) / place, RECORD_FOLDER / place
     for folder in (target, work):
         runner.prepare_folder(folder)
     ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)
@@ -319,24 +301,21 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _check(folders: Sequence[Path], out: Path) -> int:
-    """Print what is wrong in each folder."""
     from labkit.recording.recorder import problems
 
     if not folders:
         recorded = [path for path in (*out.iterdir(), *out.glob("phantom/*")) if path.is_dir()]
         folders = sorted(path for path in recorded if path.name != "phantom")
     found = {folder: problems(folder) for folder in folders}
-    for folder in folders:
-        for problem in found[folder] or ["valid"]:
-            print(f"{folder}: {problem}")
+    for folder, wrong in found.items():
+        print(*(f"{folder}: {problem}" for problem in wrong or ["valid"]), sep="\n")
     if not folders:
         print(f"Nothing is recorded in {out}.")
     return 1 if any(found.values()) else 0
 
 
 def _cheat_sheet(options: argparse.Namespace) -> int:
-    from labkit.cheat_sheet.export import sections
-    from labkit.cheat_sheet.figures import PLAIN, CommonJob, build
+    from labkit.cheat_sheet import PLAIN, CommonJob, build, sections
 
     given = {name: getattr(options, name) for name in ("model", "gpu") if getattr(options, name)}
     job = CommonJob(**given, recipe=PLAIN.but(**recipe_fields(options)))

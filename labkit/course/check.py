@@ -39,7 +39,7 @@ def result_of(notebook: Any) -> Result:
     """Return the one valid result that an executed notebook emitted, or raise `InputError`."""
     records = [
         output["data"][RESULT_MIME]
-        for _, cell in _code_cells(notebook)
+        for _, cell in code_cells(notebook)
         for output in cell.get("outputs", [])
         if RESULT_MIME in output.get("data", {})
     ]
@@ -55,7 +55,7 @@ def widget_models(notebook: Any) -> dict[str, Any]:
     return notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
 
 
-def _code_cells(notebook: Any) -> Iterator[tuple[str, Any]]:
+def code_cells(notebook: Any) -> Iterator[tuple[str, Any]]:
     """Yield code cells that are not empty, each after its number among all cells and its id."""
     for number, cell in enumerate(notebook.cells, 1):
         if cell.cell_type == "code" and cell.source.strip():
@@ -64,7 +64,7 @@ def _code_cells(notebook: Any) -> Iterator[tuple[str, Any]]:
 
 def _outputs(notebook: Any) -> Iterator[tuple[str, Any]]:
     """Yield the outputs of cells and of widgets, each after what to call its place."""
-    for name, cell in _code_cells(notebook):
+    for name, cell in code_cells(notebook):
         for output in cell.get("outputs", []):
             yield name, output
     for model in widget_models(notebook).values():
@@ -87,15 +87,14 @@ def _errors(notebook: Any) -> Iterator[str]:
 def _unfinished_cells(notebook: Any) -> list[str]:
     unfinished = [
         name
-        for name, cell in _code_cells(notebook)
+        for name, cell in code_cells(notebook)
         if cell.get("execution_count") is None
         or cell.metadata.get("papermill", {}).get("status") != "completed"
         # papermill calls a cell completed that was stopped before the kernel replied
         or "shell.execute_reply" not in cell.metadata.get("execution", {})
     ]
-    if not unfinished:
-        return []
-    return [f"code cells that did not complete: {len(unfinished)}, first {unfinished[0]}"]
+    text = "code cells that did not complete: {}, first {}"
+    return [text.format(len(unfinished), unfinished[0])] if unfinished else []
 
 
 def _result_problems(notebook: Any, lesson: str | None) -> list[str]:
@@ -120,7 +119,7 @@ def _inaccessible(notebook: Any) -> Iterator[str]:
     """Yield what readers who cannot see miss in cells and widgets."""
     for where, output in _outputs(notebook):
         data = output.get("data", {})
-        found = problems(_text(data.get("text/html", "")))
+        found = problems("".join(data.get("text/html", "")))  # a text, or its lines
         if "text/html" not in data:
             about = output.get("metadata", {})
             found += [NO_ALT for kind in data if "image/" in kind and not _described(about, kind)]
@@ -135,7 +134,3 @@ def _described(metadata: Any, kind: str) -> bool:
     """Return whether there is an alternative text for the picture of this MIME type."""
     own = metadata.get(kind)
     return bool(metadata.get("alt") or (isinstance(own, Mapping) and own.get("alt")))
-
-
-def _text(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "".join(text)

@@ -2,13 +2,10 @@
 
 ``sanitise``: nothing in it runs, and nothing in it is fetched. nh3 reads it as a browser does, and
 keeps the elements and attributes that it knows as harmless and those listed here; of addresses to
-load, only pictures that lie in the page itself. `gpumem.figures.html_pages.POLICY` tells a browser
-the same for a whole page.
+load, only pictures that lie in the page itself.
 
 ``problems`` and ``repair`` are for those who hear a page, use the keyboard, or read it on a small
-screen. What is asked for is in WCAG 2.2: alternative texts for pictures (1.1.1), tables with
-headings (1.3.1), content that scrolls within the keyboard's reach (2.1.1), links with a target
-(2.4.4).
+screen (WCAG 2.2: 1.1.1, 1.3.1, 2.1.1 and 2.4.4).
 
 Limits: what ``repair`` returns still has to be made safe. Style sheets, forms, frames, sound,
 video, and SVG outside of ``<img>`` are left out. A link may stay; a reader may follow it. Text may
@@ -18,7 +15,6 @@ claim anything, and look like anything.
 import re
 from collections.abc import Collection
 from pathlib import PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
 NO_ALT = "a picture without alternative text"
@@ -59,41 +55,31 @@ def repair(fragment: str, *, below: int = 0, lessons: Collection[str] = ()) -> s
             cell.name = "td"
             del cell["scope"]
     for wide in [*soup.find_all("table"), *soup.find_all("math", display="block")]:
-        if wide.get("role") != "presentation":
-            _let_scroll(soup, wide)
+        if wide.get("role") == "presentation":
+            continue
+        label = "Formula" if wide.name == "math" else "Table"
+        if wide.caption:
+            label = wide.caption.get_text(" ", strip=True)
+        if not _SCROLLS.search(wide.parent.get("style", "")):
+            wide.wrap(soup.new_tag("div", style="overflow-x:auto"))
+        wide.parent.attrs |= {"tabindex": "0", "role": "group", "aria-label": label}
     for picture in soup.find_all("img"):
         if not picture.get("src", "").startswith("data:"):
             picture.replace_with(picture.get("alt", ""))
     for link in soup.find_all("a", href=True):
-        _redirect(link, lessons)
+        try:
+            address = urlsplit(link["href"])
+        except ValueError:  # such as "//["
+            link.unwrap()
+            continue
+        name = PurePosixPath(address.path).stem
+        if address.scheme or address.netloc or not address.path:
+            continue
+        if name in lessons:
+            link["href"] = f"#{name}"
+        else:
+            link.unwrap()
     return str(soup)
-
-
-def _let_scroll(soup: Any, wide: Any) -> None:
-    label = "Formula" if wide.name == "math" else "Table"
-    if wide.caption:
-        label = wide.caption.get_text(" ", strip=True)
-    frame = soup.new_tag("div", style="overflow-x:auto")
-    if _SCROLLS.search(wide.parent.get("style", "")):
-        frame = wide.parent
-    else:
-        wide.wrap(frame)
-    frame.attrs |= {"tabindex": "0", "role": "group", "aria-label": label}
-
-
-def _redirect(link: Any, lessons: Collection[str]) -> None:
-    try:
-        address = urlsplit(link["href"])
-    except ValueError:  # such as "//["
-        link.unwrap()
-        return
-    if address.scheme or address.netloc or not address.path:
-        return
-    name = PurePosixPath(address.path).stem
-    if name in lessons:
-        link["href"] = f"#{name}"
-    else:
-        link.unwrap()
 
 
 # --- safe --------------------------------------------------------------------------------
@@ -108,13 +94,9 @@ width accent accentunder columnalign columnlines columnspacing depth display dis
 height linethickness lspace mathvariant maxsize minsize rowlines rowspacing rspace scriptlevel
 separator stretchy
 """
-_DROPPED_WITH_CONTENT = """
-script style title template noscript iframe object svg textarea xmp
-"""
+_DROPPED_WITH_CONTENT = "script style title template noscript iframe object svg textarea xmp"
 #: Functions allowed in a style. Any other could be an address in one of its many spellings.
-_FUNCTIONS = """
-calc hsl hsla linear-gradient max min minmax repeat rgb rgba rotate translate
-"""
+_FUNCTIONS = "calc hsl hsla linear-gradient max min minmax repeat rgb rgba rotate translate"
 _PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml)[;,]", re.IGNORECASE)
 
 
@@ -135,16 +117,12 @@ def sanitise(fragment: str) -> str:
 
 def _filtered(element: str, attribute: str, value: str) -> str | None:
     """Return the value of an allowed attribute, or None to drop it."""
-    if attribute == "style":
-        return value if _is_safe(value) else None
+    if attribute == "style":  # without escapes, which hide names, and without what may load
+        called = re.findall(r"([\w-]*)\s*\(", value.lower())
+        odd = re.search(r"[\\@<]|/\*", value) or set(called) - {"", *_FUNCTIONS.split()}
+        return None if odd else value
     if attribute == "src":
         return value if _PICTURE.match(value) else None
     if attribute == "href" and value.strip().lower().startswith("data:"):
         return None
     return value
-
-
-def _is_safe(style: str) -> bool:
-    """Whether a style loads nothing: no escapes, which hide names, and no function that could."""
-    called = re.findall(r"([\w-]*)\s*\(", style.lower())
-    return not re.search(r"[\\@<]|/\*", style) and set(called) <= {"", *_FUNCTIONS.split()}

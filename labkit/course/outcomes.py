@@ -1,10 +1,8 @@
-"""How a lesson went, on disk: ``NAME.json`` beside the executed notebook.
-
-An outcome is written atomically when its lesson ends; the report reads it.
-"""
+"""How a lesson went, on disk: ``NAME.json`` beside the executed notebook, for the report."""
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -68,20 +66,14 @@ def store(outcome: Outcome, partial: Path, folder: Path) -> Outcome:
     return outcome
 
 
-def read_outcome(path: Path) -> Outcome:
-    """Read the outcome stored at ``path``, as `read_file` does."""
-    return read_file(path, lambda record: read_record(Outcome, record, "it"), "an outcome")
-
-
 def read_outcomes(folder: Path) -> list[Outcome]:
-    """Read all outcomes stored in ``folder``, by name.
-
-    Raises:
-        InputError: there is no such folder, nothing in it, or an outcome is damaged.
-    """
+    """Read all outcomes stored in ``folder``, by name; an `InputError` says why there are none."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; `labkit run --out {folder}` makes it")
-    outcomes = [read_outcome(path) for path in sorted(folder.glob("*.json"))]
+    outcomes = [
+        read_file(path, lambda record: read_record(Outcome, record, "it"), "an outcome")
+        for path in sorted(folder.glob("*.json"))
+    ]
     if not outcomes:
         raise InputError(f"{folder} holds no outcomes; `labkit run --out {folder}` makes them")
     return outcomes
@@ -89,9 +81,5 @@ def read_outcomes(folder: Path) -> list[Outcome]:
 
 def stored_result(outcome: Outcome, folder: Path) -> Result | None:
     """Return the result in an outcome's notebook; None if it has none that can be read."""
-    if not outcome.notebook:
-        return None
-    try:
-        return result_of(read_notebook(folder / outcome.notebook))
-    except InputError:
-        return None  # the outcome's problems already say so
+    with suppress(InputError):  # the outcome's problems already say so
+        return result_of(read_notebook(folder / outcome.notebook)) if outcome.notebook else None

@@ -1,8 +1,8 @@
-"""Execute one notebook, in its own process: ``python -P papermill_worker.py < job.json``.
+"""Execute one notebook, in its own process: ``python -P papermill_worker.py JOB``.
 
-Reads a job (JSON, from ``runner``) and writes one JSON object a line: ``{"cell": 3}`` as cell 3
-begins, at last ``{"failure": null}`` or a sentence. The caller may kill it, and its kernel,
-at any time; the notebook on disk then holds the cells so far.
+The job is JSON, from ``runner``. Writes one JSON object a line: ``{"cell": 3}`` as cell 3 begins,
+at last ``{"failure": null}`` or a sentence. The caller may kill it, and its kernel, at any time;
+the notebook on disk then holds the cells so far.
 
 The time limit is for the whole notebook, kernel start included.
 """
@@ -17,8 +17,6 @@ from typing import Any
 
 
 def main() -> None:
-    """Execute the job on standard input."""
-    job = json.load(sys.stdin)
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing else may write into the channel, the kernel least of all
 
@@ -26,7 +24,7 @@ def main() -> None:
         channel.write(json.dumps(message) + "\n")
         channel.flush()
 
-    report({"failure": execute(job, report)})
+    report({"failure": execute(json.loads(sys.argv[1]), report)})
 
 
 def execute(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> str | None:
@@ -73,7 +71,8 @@ def execute(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> st
     except OSError as error:
         return f"{error.strerror or error} ({Path(job['target']).parent})"
     except Exception as error:  # whatever papermill, nbclient or the kernel's start raise
-        return f"it could not be executed: {type(error).__name__}: {_first_line(str(error))}"
+        reason = str(error).strip().partition("\n")[0][:300]
+        return f"it could not be executed: {type(error).__name__}: {reason}"
     return None
 
 
@@ -114,10 +113,6 @@ def attentive_kernel_manager() -> type:
 def _literal(path: str) -> str:
     """papermill formats paths with the parameters; a brace in a folder's name must survive."""
     return path.replace("{", "{{").replace("}", "}}")
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")[:300]
 
 
 if __name__ == "__main__":

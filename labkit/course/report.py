@@ -12,6 +12,7 @@ class of a hundred scrolls sideways.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,12 +36,6 @@ from labkit.lesson.results import RESULT_MIME, Result, versions_text
 REPORT_NAME = "report.html"
 VERDICT_COLUMNS = ("Lesson", "Claim", "Source", "Claimed", "Found here", "Verdict", "Where")
 _VIEW = "application/vnd.jupyter.widget-view+json"
-_SYMBOLS = {"passed": "✓", "failed": "✗", "interrupted": "◼", "not started": "·"}
-_HOST_MEMORY = Markup(
-    '<p class="note">Host memory is that of the lesson\'s kernel and of all processes that it '
-    "started, sampled: a lower bound of the peak. The Jupyter server and the browser come on top."
-    "</p>"
-)
 
 
 def report(folder: Path, outcomes: Sequence[Outcome], path: Path | None = None) -> Path:
@@ -54,32 +49,28 @@ def report(folder: Path, outcomes: Sequence[Outcome], path: Path | None = None) 
     seconds = sum(outcome.seconds for outcome in outcomes)
     machines = ", ".join(sorted({r.where for r in results})) or "an unknown machine"
     summary = f"{passed} of {len(outcomes)} lessons passed, {seconds:.0f} seconds of work"
-    sections = {
-        "lessons": ("Lessons", lesson_table(outcomes) + _HOST_MEMORY),
-        "claims": ("Claims on trial", verdict_table(results)),
-    }
-    return _write(
-        path or folder / REPORT_NAME,
+    text = page(
         f"{summary}, on {machines}.",
-        sections,
-        lessons=[(outcome, _body(outcome, folder, names)) for outcome in outcomes],
-        code_style=Markup(HtmlFormatter().get_style_defs(".highlight")),
+        {"claims": ("Claims on trial", verdict_table(results))},
+        [(outcome, _body(outcome, folder, names)) for outcome in outcomes],
+        Markup(HtmlFormatter().get_style_defs(".highlight")),
     )
+    path = path or folder / REPORT_NAME
+    write_atomic(path, text)
+    return path
 
 
-def _write(
-    path: Path,
+def page(
     summary: str,
-    sections: Mapping[str, tuple[str, Markup]],
-    *,
-    lessons: Sequence[tuple[Outcome, Markup]] = (),
+    sections: Mapping[str, tuple[str, str]],
+    lessons: Sequence[tuple[Outcome, str]] = (),
     code_style: str = "",
-) -> Path:
-    """Write a page of ``sections``, headings and bodies by id, and of executed lessons."""
+) -> str:
+    """Return a page of ``sections``, headings and bodies by id, and of executed lessons."""
     headings = {id: heading for id, (heading, _) in sections.items()}
     if lessons:
-        headings["executed"] = "The lessons, as executed"
-    page = html_pages.render(
+        headings = {"lessons": "Lessons", **headings, "executed": "The lessons, as executed"}
+    text = html_pages.render(
         "labkit/course/report.html.j2",
         title="GPU Memory Lab: report",
         summary=summary,
@@ -88,52 +79,32 @@ def _write(
         lessons=lessons,
         code_style=code_style,
     )
-    write_atomic(path, page.encode("utf-8", "replace").decode())  # names may hold lone surrogates
-    return path
-
-
-def lesson_table(outcomes: Sequence[Outcome]) -> Markup:
-    """Return lessons with status, seconds, CPU memory and problems, as an HTML table."""
-    rows = []
-    for outcome in outcomes:
-        title = f"{outcome.number} {outcome.title}"
-        status = f"{_SYMBOLS[outcome.status]} {outcome.status}"
-        if outcome.status == "failed":
-            status = Markup('<span class="failed">{}</span>').format(status)
-        rows.append(
-            [
-                Markup('<a href="#{}">{}</a>').format(outcome.name, title),
-                status,
-                f"{outcome.seconds:.1f}",
-                outcome.host_peak,
-                Markup("<br>").join(outcome.problems),
-            ]
-        )
-    columns = ["Lesson", "Status", "Seconds", "Host memory, peak", "Problems"]
-    return html_pages.table("Lessons", columns, rows, numbers=(2, 3))
+    return text.encode("utf-8", "replace").decode()  # names may hold lone surrogates
 
 
 def verdict_table(results: Sequence[Result]) -> Markup:
     """Return every claim that was judged, as an HTML table."""
-    rows = list(verdict_rows(results))
+    rows = verdict_rows(results)
     if not rows:
         return Markup("<p>No claim was judged.</p>")
     return html_pages.table("Claims on trial", VERDICT_COLUMNS, rows)
 
 
-def verdict_rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of the verdict table as text, one row per claim."""
-    for result in results:
-        for entry in result.judgements:
-            yield (
-                result.lesson,
-                entry.get("says") or entry["id"],
-                " ".join(entry.get("sources", ())),
-                entry.get("claimed") or "",
-                format_found(entry.get("measured"), entry.get("unit") or ""),
-                str(entry["verdict"]),
-                entry.get("mode") or result.where,
-            )
+def verdict_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """Return the cells of the verdict table as text, one row per claim."""
+    return [
+        (
+            result.lesson,
+            entry.get("says") or entry["id"],
+            " ".join(entry.get("sources", ())),
+            entry.get("claimed") or "",
+            format_found(entry.get("measured"), entry.get("unit") or ""),
+            str(entry["verdict"]),
+            entry.get("mode") or result.where,
+        )
+        for result in results
+        for entry in result.judgements
+    ]
 
 
 # --- one notebook ------------------------------------------------------------------------------
@@ -174,10 +145,9 @@ def mathml(formula: str, display: str) -> str:
     """Return a formula of TeX as MathML, inline or as a block; "" if it is not understood."""
     from latex2mathml.converter import convert
 
-    try:
+    with suppress(Exception):  # the converter's own and Python's: the formula stays as written
         return convert(formula, display=display)
-    except Exception:  # the converter's own and Python's: the formula stays as written
-        return ""
+    return ""
 
 
 def markdown(source: str) -> str:
@@ -216,7 +186,6 @@ def show_widget_outputs(notebook: Any) -> None:
 
 
 def _outputs_of(model_id: str, models: Mapping[str, Any], seen: set[str]) -> list[Any]:
-    """Return the outputs of the widget ``model_id`` and of its children."""
     if model_id in seen or model_id not in models:
         return []
     seen.add(model_id)
@@ -266,10 +235,7 @@ def gather(paths: Sequence[Path], *, anonymous: bool = False) -> Classroom:
 
     Each path is named after a participant: a file (a result as JSON, or an executed notebook) or a
     folder of such files. If ``anonymous``, participants are numbered, in an order that does not
-    depend on their names.
-
-    Raises:
-        InputError: a path does not exist, or two have one name.
+    depend on their names. An `InputError` says that a path is missing, or that two have one name.
     """
     participants: dict[str, dict[str, Sent]] = {}
     left_out = []
@@ -306,28 +272,23 @@ def _read(path: Path) -> Sent | None:
     """Return the result in ``path``; None for the outcome of a lesson whose notebook has it."""
     if path.is_symlink() or not path.is_file():
         raise InputError("it is not a regular file")
-    exercises: dict[str, str] = {}
-    if path.suffix == ".ipynb":
-        notebook = read_notebook(path)
-        result = result_of(notebook)
-        for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-            if shown := _EXERCISE.match(output.get("data", {}).get("text/plain", "")):
-                exercises[shown[2]] = shown[1]
-    elif path.suffix == ".json":
-        result = read_file(path, _from_json, "a result")
-    else:
+    if path.suffix == ".json":
+        return read_file(path, _from_json, "a result")
+    if path.suffix != ".ipynb":
         raise InputError("it ends in neither .json nor .ipynb")
-    if result is None:
-        return None
-    return Sent(result, exercises)
+    notebook, exercises = read_notebook(path), {}
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        if shown := _EXERCISE.match(output.get("data", {}).get("text/plain", "")):
+            exercises[shown[2]] = shown[1]
+    return Sent(result_of(notebook), exercises)
 
 
-def _from_json(record: Any) -> Result | None:
+def _from_json(record: Any) -> Sent | None:
     if isinstance(record, Mapping) and "status" in record:
         if record["status"] == "passed":
             return None
         raise InputError(f"`labkit run` says that its lesson {record['status']}")
-    return Result.from_dict(record)
+    return Sent(Result.from_dict(record), {})
 
 
 def compare(classroom: Classroom, path: Path) -> Path:
@@ -339,12 +300,12 @@ def compare(classroom: Classroom, path: Path) -> Path:
     for lesson, title in classroom.lessons.items():
         everybody = classroom.participants.items()
         sent = {name: lessons[lesson] for name, lessons in everybody if lesson in lessons}
-        heading, rows = f"{lesson} {title}", _lesson_rows(lesson, list(sent.values()))
+        rows = _lesson_rows(lesson, list(sent.values()))
         table = html_pages.table(f"Lesson {lesson}", ("What was found", *sent), rows)
-        sections[f"lesson-{lesson}"] = heading, table
-    left_out = Markup("").join(map(Markup("<li>{}</li>").format, classroom.left_out))
-    sections["left-out"] = "Left out", left_out and Markup("<ul>{}</ul>").format(left_out)
-    return _write(path, str(classroom), sections)
+        sections[f"lesson-{lesson}"] = f"{lesson} {title}", table
+    sections["left-out"] = "Left out", _lines(classroom.left_out)
+    write_atomic(path, page(str(classroom), sections))
+    return path
 
 
 def _lines(lines: Iterable[str]) -> Markup:
@@ -354,8 +315,7 @@ def _lines(lines: Iterable[str]) -> Markup:
 def _lesson_rows(lesson: str, sent: Sequence[Sent]) -> Iterator[list[str]]:
     """Yield machines, exercises, each claim that was judged and each run, a cell for each."""
     results = [each.result for each in sent]
-    versions = [versions_text(result.machine) for result in results]
-    where = [(r.where, text, r.date[:10]) for r, text in zip(results, versions, strict=True)]
+    where = [(r.where, versions_text(r.machine), r.date[:10]) for r in results]
     yield ["Machine", *map(_lines, where)]
     if any(each.exercises for each in sent):
         done = [[f"{id}: {status}" for id, status in each.exercises.items()] for each in sent]

@@ -25,12 +25,12 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from gpumem.files import SOURCE
 from gpumem.inputs import InputError
 from gpumem.processes import descendants, end_group, host_bytes
-from labkit.course.check import check_notebook
+from labkit.course.check import check_notebook, code_cells
 from labkit.course.outcomes import Outcome, store
 from labkit.lesson.notebooks import (
     INSTALL,
@@ -40,9 +40,6 @@ from labkit.lesson.notebooks import (
     read_notebook,
     title_of,
 )
-
-if TYPE_CHECKING:
-    import psutil
 
 GRACE_SECONDS = 30  # for a kernel and papermill to stop by themselves after the time limit
 #: Of one core, at most, for sampling memory: lessons measure seconds.
@@ -85,19 +82,19 @@ def run(
 ) -> Course:
     """Execute and check ``lessons``; a lesson that fails does not stop the others.
 
-    Args:
-        lessons: from ``lessons.find``.
-        folder: where outcomes and executed notebooks go; created if need be.
-        parameters: ``(name, text)`` pairs, set in every lesson.
-        jobs: how many lessons at a time.
-        timeout_seconds: limit per lesson.
-        on_done: called in the main thread with each outcome, as soon as it is there.
-
-    Ctrl-C stops the kernels and returns what there is, with ``interrupted`` set.
+    ``parameters`` are pairs of name and text, set in every lesson; ``jobs`` lessons run at a time.
+    ``on_done`` is called in the main thread with each outcome, as soon as it is there. Ctrl-C stops
+    the kernels and returns what there is, with ``interrupted`` set.
     """
     if importlib.util.find_spec("papermill") is None:
         raise InputError(f"to run lessons: {INSTALL}")
-    queue = [_job(lesson, parameters, folder, timeout_seconds) for lesson in lessons]
+    queue = []
+    for lesson in lessons:
+        book = read_notebook(lesson.path)
+        name = lesson.number or lesson.name
+        values = check_parameters(parameters, declared_parameters(book), name)
+        title, cells = title_of(book, lesson), len(list(code_cells(book)))
+        queue.append(LessonJob(lesson, title, cells, values, folder, timeout_seconds))
     prepare_folder(folder)
     stop = threading.Event()
     with kernel_environment(jobs) as environment, ThreadPoolExecutor(jobs) as pool:
@@ -110,33 +107,15 @@ def run(
                     outcome = future.result()
                     if on_done and outcome.status in ("passed", "failed"):
                         on_done(outcome)
-            except KeyboardInterrupt:
+            except BaseException as error:
                 stop.set()
-            except BaseException:
-                stop.set()
-                raise
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
     outcomes = tuple(future.result() for future in futures)
     return Course(outcomes, folder, interrupted=stop.is_set())
 
 
-def _job(
-    lesson: Lesson, pairs: Sequence[tuple[str, str]], folder: Path, timeout_seconds: float
-) -> LessonJob:
-    notebook = read_notebook(lesson.path)
-    name = lesson.number or lesson.name
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    return LessonJob(
-        lesson=lesson,
-        title=title_of(notebook, lesson),
-        cells=len(cells),
-        parameters=check_parameters(pairs, declared_parameters(notebook), name),
-        folder=folder,
-        timeout_seconds=timeout_seconds,
-    )
-
-
 def _run_one(job: LessonJob, environment: Mapping[str, str], stop: threading.Event) -> Outcome:
-    """Execute, check, and store the outcome, whatever the lesson does."""
     outcome = Outcome(job.lesson.number, job.lesson.name, job.title, "not started")
     if stop.is_set():
         return outcome
@@ -180,10 +159,10 @@ def prepare_folder(folder: Path) -> None:
 def execute(
     job: LessonJob, partial: Path, environment: Mapping[str, str], stop: threading.Event
 ) -> tuple[str | None, int | None] | None:
-    """Execute a lesson into ``partial``, and end all that it started; None if ``stop`` was set.
+    """Execute a lesson into ``partial``, and end all that it started.
 
     Returns a sentence if something stopped it that is not in the notebook, and the peak of CPU
-    memory as in `Outcome`.
+    memory as in `Outcome`; None if ``stop`` was set.
     """
     from tqdm import tqdm
 
@@ -191,7 +170,7 @@ def execute(
     bar = tqdm(total=job.cells, desc=job.lesson.name, unit="cell", disable=None)  # if a terminal
     partial.unlink(missing_ok=True)
     deadline = time.monotonic() + job.timeout_seconds + GRACE_SECONDS
-    known: set[psutil.Process] = set()
+    known: set[Any] = set()  # processes
     message: dict[str, Any] = {}
     peak_bytes, next_sample = 0, 0.0
     with open(log_path, "w", encoding="utf-8") as log, bar:
@@ -232,16 +211,6 @@ def execute(
 def _started(
     job: LessonJob, partial: Path, environment: Mapping[str, str], log: TextIO
 ) -> subprocess.Popen:
-    worker = subprocess.Popen(
-        # as a file: importing labkit's packages would take the time of importing torch
-        [sys.executable, "-P", str(Path(__file__).with_name("papermill_worker.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        bufsize=0,  # select() sees what is in the pipe, not what is in a buffer of ours
-        env=dict(environment),
-        start_new_session=True,  # Ctrl-C is for us to handle
-    )
     folder = job.lesson.path.parent
     if folder.is_relative_to(SOURCE / "labkit"):  # a lesson may write where it runs
         folder = Path.cwd()
@@ -252,9 +221,17 @@ def _started(
         "parameters": dict(job.parameters),
         "timeout_seconds": job.timeout_seconds,
     }
-    with contextlib.suppress(BrokenPipeError), worker.stdin:  # broken: see its exit code
-        worker.stdin.write(json.dumps(spec).encode())
-    return worker
+    # As a file: importing labkit's packages would take the time of importing torch.
+    script = Path(__file__).with_name("papermill_worker.py")
+    return subprocess.Popen(
+        [sys.executable, "-P", str(script), json.dumps(spec)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        bufsize=0,  # select() sees what is in the pipe, not what is in a buffer of ours
+        env=dict(environment),
+        start_new_session=True,  # Ctrl-C is for us to handle
+    )
 
 
 @contextlib.contextmanager
@@ -278,12 +255,13 @@ def kernel_environment(jobs: int = 1) -> Iterator[dict[str, str]]:
             "OMP_WAIT_POLICY": "PASSIVE",
             "OMP_NUM_THREADS": str(threads),
             **os.environ,
-            "JUPYTER_PATH": _joined(scratch, os.environ.get("JUPYTER_PATH")),
+            "JUPYTER_PATH": before("JUPYTER_PATH", scratch),
             "IPYTHONDIR": str(Path(scratch, "ipython")),
-            "PYTHONPATH": _joined(str(SOURCE), os.environ.get("PYTHONPATH")),
+            "PYTHONPATH": before("PYTHONPATH", str(SOURCE)),
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
 
 
-def _joined(first: str, rest: str | None) -> str:
-    return os.pathsep.join(filter(None, [first, rest]))
+def before(variable: str, folder: str) -> str:
+    """Return the folders that an environment variable lists, after one more."""
+    return os.pathsep.join(filter(None, [folder, os.environ.get(variable)]))

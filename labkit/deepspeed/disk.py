@@ -1,10 +1,4 @@
-"""Keep tensors on a disk.
-
-    with TemporaryFolder() as folder:
-        shelf = DiskStore(folder)
-        shelf.put("weights", tensor)
-        tensor = shelf.get("weights", device)
-    shelf.read_bytes, shelf.written_bytes
+"""Keep tensors on a disk, and count what is read and written.
 
 Limits: what was just written may be read from the system's page cache. A simulation counts bytes,
 and writes nothing.
@@ -25,8 +19,7 @@ from gpumem.units import format_bytes
 def reserve(path: str | os.PathLike, nbytes: int) -> None:
     """Make ``path`` a file that has room for ``nbytes`` on the disk; keep what is in it.
 
-    Raises:
-        OSError: (``ENOSPC``) there is no room; the text says how much there is.
+    An `OSError` (``ENOSPC``) says how much room there is, where that is too little.
     """
     path = Path(path)
     path.touch()
@@ -44,10 +37,7 @@ def reserve(path: str | os.PathLike, nbytes: int) -> None:
 
 
 class DiskStore:
-    """Named tensors outside memory, each in a separate file.
-
-    ``read_bytes`` and ``written_bytes`` are of all tensors read and written so far.
-    """
+    """Named tensors outside memory, each in a separate file."""
 
     def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = Path(folder)
@@ -56,7 +46,6 @@ class DiskStore:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all tensors that are stored now."""
         return sum(shape.numel() * dtype.itemsize for shape, dtype in self._stored.values())
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
@@ -69,11 +58,7 @@ class DiskStore:
         self.written_bytes += tensor.nbytes
 
     def get(self, name: str, device: torch.device | str) -> torch.Tensor:
-        """Return the tensor in the file ``name``, on ``device``.
-
-        Raises:
-            OSError: the file is gone or short, or the disk refuses.
-        """
+        """Return the tensor in the file ``name``, on ``device``; an `OSError` if it is short."""
         shape, dtype = self._stored[name]
         tensor = torch.empty(shape, dtype=dtype)
         if not isinstance(tensor, FakeTensor):

@@ -12,7 +12,6 @@ Limits: written for DeepSpeed 0.19. Bytes count when a transfer is asked for.
 
 import errno
 import logging
-import time
 import warnings
 from dataclasses import dataclass
 
@@ -25,19 +24,16 @@ from labkit.deepspeed.operators import missing, operators
 
 @dataclass
 class Traffic:
-    """What a process has read from a disk and written to it through DeepSpeed, counted when it
-    asks for the transfer, and the seconds that it has waited for the disk."""
+    """What a process has read from a disk and written to it through DeepSpeed."""
 
     read_bytes: int = 0
     written_bytes: int = 0
-    waited_seconds: float = 0.0
 
 
 def prepare(*, nvme: bool = True) -> Traffic:
     """Prepare DeepSpeed in this process, to offload to a disk if ``nvme``.
 
-    Raises:
-        InputError: something is missing; the text says what to install.
+    An `InputError` says what to install, if something is missing.
     """
     if problem := missing(nvme=nvme):
         raise InputError(problem)
@@ -55,9 +51,6 @@ def prepare(*, nvme: bool = True) -> Traffic:
         plain = getattr(module.aio_handle, "plain", module.aio_handle)  # prepared before
         module.aio_handle = watched(plain, traffic)
     return traffic
-
-
-# --- the disk ---------------------------------------------------------------------------------
 
 
 def watched(handle: type, traffic: Traffic) -> type:
@@ -92,9 +85,6 @@ def watched(handle: type, traffic: Traffic) -> type:
             if not self.pending:  # DeepSpeed's own would abort
                 return 0
             self.pending = 0
-            started = time.perf_counter()
-            done = super().wait()
-            traffic.waited_seconds += time.perf_counter() - started
-            return done
+            return super().wait()
 
     return Handle

@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,9 @@ def missing(*, nvme: bool = True) -> str | None:
         return "DeepSpeed offloads to a disk on Linux only."
     if not shutil.which("ninja", path=_PATH):
         return "DeepSpeed builds its operators with ninja: `pip install ninja`."
-    if not _has_header("libaio.h"):
+    compiler, *flags = os.environ.get("CXX", "c++"), *os.environ.get("CFLAGS", "").split()
+    include = [compiler, *flags, "-E", "-x", "c++", "-include", "libaio.h", os.devnull]
+    if not shutil.which(compiler) or subprocess.run(include, capture_output=True).returncode:
         return "DeepSpeed needs a C++ compiler and libaio.h: `apt-get install g++ libaio-dev`."
     if this_machine.device().type == "cuda":
         from torch.utils.cpp_extension import CUDA_HOME
@@ -57,28 +58,16 @@ def missing(*, nvme: bool = True) -> str | None:
     return None
 
 
-def _has_header(header: str) -> bool:
-    compiler = os.environ.get("CXX", "c++")
-    if not shutil.which(compiler):
-        return False
-    command = [compiler, "-E", "-x", "c++", "-", *os.environ.get("CFLAGS", "").split()]
-    include = f"#include <{header}>\n".encode()
-    return not subprocess.run(command, input=include, capture_output=True).returncode
+def build() -> None:
+    """Compile the operators in a separate process, unless it was done.
 
-
-def build() -> float:
-    """Compile the operators in a separate process, unless it was done; return its seconds.
-
-    Raises:
-        RuntimeError: something is missing, or the compiler failed; the text ends with its words.
+    A `RuntimeError` ends with what the compiler said, or names what is missing.
     """
-    started = time.perf_counter()
     if not all((build_folder() / f"{op}/{op}.so").exists() for op in ("pin_memory", "async_io")):
         command = [sys.executable, "-m", __spec__.name]
         done = subprocess.run(command, capture_output=True, text=True, cwd=SOURCE)
         if done.returncode:
             raise RuntimeError(f"DeepSpeed's operators could not be built: {done.stderr[-2000:]}")
-    return time.perf_counter() - started
 
 
 def operators() -> Any:

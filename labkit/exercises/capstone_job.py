@@ -1,10 +1,8 @@
 """Judge a training script by a job: does it fit the GPU, in time, and does the model learn?
 
-The script is started as
+The script is started as below, or with torchrun, where the job has several GPUs:
 
     python SCRIPT --model MODEL --data FILE --out FOLDER --device cuda
-
-or with torchrun, where the job has several GPUs.
 
 ``FILE`` holds a tensor of token ids, (steps, rows of all GPUs, length), as `torch.save` writes it.
 The script makes one optimizer step of each entry, and writes the model, or its adapter, into
@@ -48,12 +46,8 @@ STEPS = 2  # at full size
 class Job:
     """What is to be done, and within what.
 
-    Attributes:
-        model: of labkit's table.
-        gpu, gpus: what there is.
-        rows, length: of one optimizer step on each GPU.
-        seconds: the most that the bound of a step may be.
-        most_loss: the most that the small model's held-out loss may be, in nats per token.
+    ``rows`` and ``length`` are those of one optimizer step on each GPU, ``seconds`` the most that
+    its bound may be, ``most_loss`` the most for the small model's held-out loss, in nats per token.
     """
 
     model: str
@@ -138,12 +132,10 @@ def _launch(ranks: int) -> list[str]:
 
 
 def _phantom(script: Path, job: Job, folder: Path) -> FitReport:
-    """Run the script at full size on phantom GPUs."""
     data = folder / "data.pt"
     torch.save(torch.ones(STEPS, job.gpus * job.rows, job.length, dtype=torch.int64), data)
     options = ["--model", job.model, "--data", str(data), "--out", str(folder / "full")]
-    labkit = [phantom_python(), "-m", __package__.partition(".")[0]]
-    labkit += ["phantom", "--json", "--steps", str(STEPS)]
+    labkit = [phantom_python(), "-m", "labkit", "phantom", "--json", "--steps", str(STEPS)]
     labkit += ["--gpu", job.gpu, "--gpus", str(job.gpus)]
     done = _run([*labkit, *_launch(job.gpus), str(script), *options, "--device", "cuda"], folder)
     if not done.stdout.strip():
@@ -165,12 +157,10 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no word"
+    return (text.strip() or "no word").splitlines()[-1].strip()
 
 
 def _of_a_step(verdict: FitReport, job: Job) -> str | None:
-    """Return what is wrong with a step at full size."""
     if not verdict.fits:
         return verdict.headline()
     for answer in verdict.answers:
@@ -185,7 +175,7 @@ def _of_a_step(verdict: FitReport, job: Job) -> str | None:
             f"A step computes {done / 1e12:.0f} TFLOP. {job.rows} rows of {job.length} tokens take "
             f"at least {least / 1e12:.0f}: does it train on all of them?"
         )
-    seconds = _seconds(verdict)
+    seconds = max(map(verdict.least_seconds, verdict.answers))  # the slowest rank's
     if seconds > job.seconds:
         return (
             f"It fits, and a step takes at least {seconds:.2f} s; the deadline allows "
@@ -194,13 +184,9 @@ def _of_a_step(verdict: FitReport, job: Job) -> str | None:
     return None
 
 
-def _seconds(verdict: FitReport) -> float:
-    """Return the bound of a step, the slowest rank's."""
-    return max(verdict.least_seconds(answer) for answer in verdict.answers)
-
-
 def _score(verdict: FitReport, job: Job, loss: float) -> Correct:
-    seconds, reserved = _seconds(verdict), format_bytes(verdict.peak_reserved_bytes)
+    reserved = format_bytes(verdict.peak_reserved_bytes)
+    seconds = max(map(verdict.least_seconds, verdict.answers))
     points = 100 * job.seconds / seconds * job.most_loss / loss
     return Correct(
         f"It does the job, with {points:.0f} points: {reserved} of "

@@ -37,6 +37,7 @@ UNIT_SLIPS = {
     100.0: "100, percent against shares",
 }
 NEAR_A_SLIP = 0.005  # relative
+DID_NOT_FIT = "Your run did not fit. It went {}."
 
 
 class NotAttempted(Exception):  # noqa: N818 (an outcome, not an error)
@@ -87,11 +88,7 @@ def _number(answer: Any) -> float | None:
 
 
 def whole_number(answer: Any, what: str, *, most: int = 1 << 31) -> int:
-    """Return ``answer`` as a whole number from 1 to ``most``; 8.0 is one too.
-
-    Raises:
-        InputError: it is not one.
-    """
+    """Return ``answer`` as a whole number from 1 to ``most``, as 8.0 is, or raise `InputError`."""
     value = _number(answer)
     if value is not None and value != int(value):
         raise InputError(f"{what} must be a whole number, not {value:g}: which way do you round?")
@@ -133,25 +130,18 @@ def nearest_slip(
 def settings_of(answer: Any, names: Iterable[str] = ()) -> dict[str, Any]:
     """Return a dictionary given as an answer, with keys spelt as in ``names`` if there are any.
 
-    Raises:
-        InputError: it is no dictionary, or has another key.
+    An `InputError` refuses another key, and what is no dictionary.
     """
     if not isinstance(answer, Mapping):
         raise InputError(f"a dictionary is asked for, not {shown(answer)}")
-    if not names:
-        return dict(answer)
-    return {one_of(key, names, "setting"): value for key, value in answer.items()}
+    return {one_of(key, names, "setting") if names else key: answer[key] for key in answer}
 
 
 # --- functions and experiments -----------------------------------------------------------------
 
 
 def call(answer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Return what the learner's function returns, and raise whatever it raises.
-
-    Raises:
-        NotAttempted: it returned None or ``...``.
-    """
+    """Return what the learner's function returns; None and ``...`` raise `NotAttempted`."""
     value = answer(*arguments, **named)
     if value is None or value is ...:
         name = getattr(answer, "__name__", "your function")
@@ -163,10 +153,8 @@ def run_experiment(answer: Callable[..., Iterator[Any]], *, mode: str, **paramet
     """Run the learner's generator function ``answer(device, ...)`` and raise its errors.
 
     ``mode`` and ``parameters`` are for ``lab.measure`` (losses, small sizes) or ``lab.simulate``.
-    Running out of memory is not raised; it is in ``Run.oom``.
-
-    Raises:
-        NotAttempted: it yields ``...`` or None, as a stub does.
+    Running out of memory is not raised; it is in ``Run.oom``. A stub, which yields ``...`` or None,
+    raises `NotAttempted`.
     """
 
     @functools.wraps(answer)
@@ -187,10 +175,7 @@ def _loss(loss: Any) -> Any:
 def reference_run(experiment: Callable[..., Iterator[Any]], **parameters: Any) -> Run:
     """Return the run of a check's own experiment, executed once per process.
 
-    ``lab.pretend`` does not apply to it.
-
-    Raises:
-        InputError: it runs out of memory even so.
+    ``lab.pretend`` does not apply to it; running out of memory even so raises `InputError`.
     """
     with pretend():
         run = run_experiment(experiment, **parameters)
@@ -209,18 +194,15 @@ def run_both(
 reference_losses = functools.cache(losses)  # of a check's own experiment
 
 
-@functools.cache
-def simulated(experiment: Callable[..., Iterator[Any]], **parameters: Any) -> Run:
-    """Return a simulated run, made once per process; ``lab.pretend`` does not apply to it."""
-    with pretend():
-        return simulate(experiment, **parameters)
+#: A simulated run, made once per process; ``lab.pretend`` does not apply to it.
+simulated = functools.cache(pretend()(simulate))
 
 
 @functools.cache
+@pretend()
 def estimated(model: str, gpu: str, recipe: Recipe) -> Estimate:
     """Return an estimate, made once per process; ``lab.pretend`` does not apply to it."""
-    with pretend():
-        return estimate(model, gpu=gpu, recipe=recipe)
+    return estimate(model, gpu=gpu, recipe=recipe)
 
 
 adamw = functools.partial(torch.optim.AdamW, lr=1e-3)  # the optimizer of most lessons
@@ -283,7 +265,7 @@ def expect_limit(
 def memory_target(run: Run, most_bytes: int) -> str | None:
     """Return None if the run fitted and its peak is at most ``most_bytes``, else why not."""
     if run.oom is not None:
-        return _did_not_fit(run)
+        return DID_NOT_FIT.format(run.oom)
     if run.peak_bytes <= most_bytes:
         return None
     largest = max(run.by_category, key=run.by_category.get)
@@ -292,10 +274,6 @@ def memory_target(run: Run, most_bytes: int) -> str | None:
         f"{format_bytes(most_bytes)}. The largest part of your peak is {largest}, with "
         f"{format_bytes(run.by_category[largest])}."
     )
-
-
-def _did_not_fit(run: Run) -> str:
-    return f"Your run did not fit. It went {run.oom}."
 
 
 def arithmetic_limit(run: Run, reference: Run, most_extra: float) -> str | None:
@@ -317,7 +295,7 @@ def arithmetic_limit(run: Run, reference: Run, most_extra: float) -> str | None:
 def same_losses(run: Run, reference: Run) -> str | None:
     """Return None if both runs have the same losses, step by step, within 1e-4, else why not."""
     if run.oom is not None:
-        return _did_not_fit(run)
+        return DID_NOT_FIT.format(run.oom)
     if run.mode == "phantom":
         return "A GPU that is not there computes no losses: check this on a CPU or on a real GPU."
     if len(run.losses) != len(reference.losses):
@@ -347,11 +325,10 @@ def same_gradients(
     answer: Callable[..., Any],
     reference: Callable[..., torch.Tensor],
     *inputs: torch.Tensor,
-    rel_tolerance: float = 1e-4,
 ) -> str | None:
     """Return None if a function has the reference's result and gradients, else where they differ.
 
-    The gradients are those of the floating-point inputs; ``rel_tolerance`` is one of norms.
+    The gradients are those of the floating-point inputs, each within 1e-4 of the norm.
     """
     results = []
     for function in (answer, reference):
@@ -374,6 +351,6 @@ def same_gradients(
         if ours.shape != right.shape:
             return f"Your {name} has the shape {tuple(ours.shape)}, not {tuple(right.shape)}."
         error = relative_error(ours, right)
-        if not error <= rel_tolerance:  # also true of NaN
+        if not error <= 1e-4:  # also true of NaN
             return f"Your {name} is {error:.1%} off."
     return None

@@ -1,11 +1,7 @@
 """Exercises: a check that explains, hints one at a time, and a solution.
 
 A lesson's exercises are in ``labkit/exercises/lesson_NN.py``: solutions, checks decorated with
-``check_of``, and what they compare with, as the notebook shows it. The notebook asks the question:
-
-    exercise = lab.exercise("06-1")
-    answer = ...
-    exercise.check(answer)
+``check_of``, and what they compare with, as the notebook shows it. The notebook asks the question.
 
 A check answers *correct*, *not yet* with a reason, or *not attempted*; it never raises because of
 what the learner gave. The learner's code runs in this process, without a time limit.
@@ -34,15 +30,13 @@ Check = Callable[[Any], str | Correct | None]
 
 
 class Status(StrEnum):
-    """The result of a check."""
-
     CORRECT = "correct"
     NOT_YET = "not yet"
     NOT_ATTEMPTED = "not attempted"
 
 
 @dataclass(frozen=True)
-class Outcome(Shown):
+class Feedback(Shown):
     """The status of an answer, and a message for the learner."""
 
     id: str
@@ -71,14 +65,13 @@ class Exercise:
 
     @property
     def right_answer(self) -> Any:
-        """A correct answer, given by the solution."""
         return self._solution if self.asks_for_function else self._solution()
 
-    def check(self, answer: Any = ...) -> Outcome:
-        """Check an answer and show the outcome. Raises nothing but KeyboardInterrupt."""
-        outcome = self._outcome(answer)
-        exercise_card(outcome)
-        return outcome
+    def check(self, answer: Any = ...) -> Feedback:
+        """Check an answer and show the feedback. Raises nothing but KeyboardInterrupt."""
+        feedback = self._feedback(answer)
+        exercise_card(feedback)
+        return feedback
 
     def hint(self) -> None:
         """Show the next hint."""
@@ -96,20 +89,20 @@ class Exercise:
         code = f"{lines}\n\n\n{source}" if lines else source
         message_card("One way to do it:", title="solution", tone="good", code=code)
 
-    def _outcome(self, answer: Any) -> Outcome:
+    def _feedback(self, answer: Any) -> Feedback:
         try:
             self._expect_an_attempt(answer)
             result = self._check(answer)
         except NotAttempted as stub:
-            return Outcome(self.id, Status.NOT_ATTEMPTED, str(stub))
+            return Feedback(self.id, Status.NOT_ATTEMPTED, str(stub))
         # Whatever the learner's code does is an answer, not an error; `sys.exit()`, too.
         except (Exception, SystemExit) as error:
             result = _because(error, answer)
             clear_exception(error)  # its frames would keep the learner's tensors alive
         if isinstance(result, str):
-            return Outcome(self.id, Status.NOT_YET, result)
+            return Feedback(self.id, Status.NOT_YET, result)
         message = result.message if result else "That is right."
-        return Outcome(self.id, Status.CORRECT, message)
+        return Feedback(self.id, Status.CORRECT, message)
 
     def _expect_an_attempt(self, answer: Any) -> None:
         parts = answer.values() if isinstance(answer, dict) else [answer]
@@ -141,11 +134,7 @@ def check_of(id: str, solution: Callable[..., Any], *hints: str) -> Callable[[Ch
 
 
 def exercise(id: str) -> Exercise:
-    """Return the exercise called ``id``, with all its hints still to come.
-
-    Raises:
-        InputError: there is no such exercise; the message names the nearest.
-    """
+    """Return the exercise called ``id``, with all its hints still to come."""
     modules = Path(__file__).parent.glob("lesson_*.py")
     lessons = sorted(module.stem.removeprefix("lesson_") for module in modules)
     lesson = one_of(str(id).partition("-")[0], lessons, "lesson")
@@ -200,14 +189,10 @@ def _because(error: BaseException, answer: Any) -> str:
     return f"Your function raised {what}\n\nIt happened in line {own[-1].lineno}{line}"
 
 
-OUTCOMES: dict[str, Look] = {
-    "correct": GOOD,
-    "not yet": Look("↻", WARM.colour),
-    "not attempted": QUIET,
-}
+LOOKS = {"correct": GOOD, "not yet": Look("↻", WARM.colour), "not attempted": QUIET}
 
 
-def exercise_card(outcome: Outcome) -> Card:
-    """Show the outcome of a check."""
-    look = OUTCOMES[outcome.status]
-    return build_card(look, outcome.status, f"Exercise {outcome.id}", body=outcome.message).show()
+def exercise_card(feedback: Feedback) -> Card:
+    """Show what a check found."""
+    title, look = f"Exercise {feedback.id}", LOOKS[feedback.status]
+    return build_card(look, feedback.status, title, body=feedback.message).show()

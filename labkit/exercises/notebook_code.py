@@ -1,7 +1,5 @@
 """Read from a lesson's notebook the code that its exercises refer to.
 
-    messy = from_notebook("02", "messy", globals())
-
 What a check compares with is what the learner reads, and not a second copy of it. The notebook is
 the course's, so whatever a learner changes in a copy changes no check.
 """
@@ -19,9 +17,8 @@ from labkit.lesson.notebooks import course_folder
 def from_notebook(lesson: str, name: str, space: dict[str, Any]) -> Any:
     """Return the function or class that the notebook of ``lesson`` defines, once, as ``name``.
 
-    Args:
-        space: names for its code, as in ``globals()``. Added to them are ``name``, and what the
-            code uses of the notebook's imports.
+    ``space`` are names for its code, as in ``globals()``. Added to them are ``name``, and what the
+    code uses of the notebook's imports.
     """
     definitions, imports = _contents(lesson)
     [source] = definitions[name]

@@ -8,13 +8,13 @@ from gpumem.figures import html_pages
 from gpumem.figures.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
 from gpumem.figures.html_table import MISSING, Rich, grid
 from gpumem.figures.tables import run_labels, seconds_text, sources
-from gpumem.hardware.catalogue import GPUS, Gpu
+from gpumem.hardware.catalogue import GPUS
 from gpumem.hardware.least_seconds import least_seconds
 from gpumem.hardware.this_machine import Machine
 from gpumem.runs import Run
 from gpumem.units import format_bytes
-from labkit.lesson.claims import Judgement, Verdict, format_found, format_value
-from labkit.lesson.results import JudgementRecord, Result, versions_text
+from labkit.lesson.claims import Judgement, Verdict, format_value
+from labkit.lesson.results import Result, versions_text
 
 NO_RECORD = "No GPU has recorded this claim yet."
 VERDICTS: dict[str, Look] = {
@@ -32,7 +32,7 @@ def claim_card(
     recorded: Sequence[str] = (),
     counted: Sequence[tuple[str, str]] = (),
 ) -> Card:
-    """Show the verdict on a claim, why, and what GPUs recorded for it (`recorded_finding`).
+    """Show the verdict on a claim, why, and what GPUs ``recorded`` for it.
 
     ``counted`` are rows for where there is no verdict: what is known without a GPU.
     """
@@ -96,22 +96,18 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
     names = f"{run.name}, over {than.name}"
     rows = [("Counted", f"work {work:.2f} ×, bytes moved {moved:.2f} × ({names})")]
     for gpu in GPUS.values():
-        if gpu.name == run.device == than.device:
-            least = [seconds_text(_least_seconds(each, gpu)) for each in (run, than)]
-            text = f"a step takes at least {' against '.join(least)}"
-            if "fp32" in (_precision(run), _precision(than)):
-                text += " (FP32 without TF32, PyTorch's default)"
-            rows.append(("Bound", f"{text}; that does not decide which is faster"))
+        if gpu.name != run.device or run.device != than.device:
+            continue
+        bounds, precisions = [], []
+        for each in (run, than):
+            precisions.append(str(each.parameters.get("precision", "bf16")))
+            flops, sent = {precisions[-1]: each.flops}, {"sent_bytes": each.sent_bytes}
+            bounds.append(seconds_text(least_seconds(gpu, flops, each.moved_bytes, **sent)))
+        text = f"a step takes at least {' against '.join(bounds)}"
+        if "fp32" in precisions:
+            text += " (FP32 without TF32, PyTorch's default)"
+        rows.append(("Bound", f"{text}; that does not decide which is faster"))
     return rows
-
-
-def _least_seconds(run: Run, gpu: Gpu) -> float:
-    flops = {_precision(run): run.flops}
-    return least_seconds(gpu, flops, run.moved_bytes, sent_bytes=run.sent_bytes)
-
-
-def _precision(run: Run) -> str:
-    return str(run.parameters.get("precision", "bf16"))
 
 
 def recorded_peaks(found: Sequence[Result]) -> Rich:
@@ -133,11 +129,8 @@ def recorded_peaks(found: Sequence[Result]) -> Rich:
 
 def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
     """Show this machine, whether lessons are measured on it, and how to get a GPU here."""
-    memory = []
-    if machine.capacity_bytes:
-        memory.append(f"{format_bytes(machine.capacity_bytes)} on the device")
-    if machine.host_memory_bytes:
-        memory.append(f"{format_bytes(machine.host_memory_bytes)} on the host")
+    sizes = {"device": machine.capacity_bytes, "host": machine.host_memory_bytes}
+    memory = [f"{format_bytes(size)} on the {place}" for place, size in sizes.items() if size]
     rows = [
         ("Memory", ", ".join(memory) or "not known"),
         ("CPU cores", str(machine.cores)),
@@ -150,11 +143,3 @@ def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
     if machine.phantom:
         look, status = COOL, "phantom"
     return build_card(look, status, machine.name, body=machine.note, rows=rows).show()
-
-
-def recorded_finding(result: Result, entry: JudgementRecord, unit: str) -> str:
-    """Return the verdict that a GPU recorded, with its value, versions and date."""
-    versions = versions_text(result.machine, ("torch", "cuda", "driver"))
-    found, verdict = format_found(entry.get("measured"), unit), entry["verdict"]
-    notes = "; ".join(filter(None, [versions, result.date[:10]]))
-    return f"{VERDICTS[verdict].symbol} {verdict}, {found} ({notes})"

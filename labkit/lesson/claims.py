@@ -9,6 +9,7 @@ what is measured, a larger one is (``Claim.overstated_if``).
 import functools
 import math
 import numbers
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,9 +58,8 @@ class Claim:
     interval ``supported`` and the limits ``wrong_below`` and ``wrong_above``; a yes-or-no claim
     by ``expected``. ``overstated_if`` says on which side of the interval the article promised too
     much: "more" where it promises little of what is measured, as in "constant memory".
-    ``assumptions`` is what we had to add to make the claim testable.
-    ``needs`` is ``"any"`` or ``"gpu"``. ``sources`` are the letters of the articles, ``cited``
-    their titles.
+    ``assumptions`` is what we had to add to make the claim testable. ``sources`` are the letters of
+    the articles, ``cited`` their titles.
     """
 
     id: str
@@ -96,10 +96,9 @@ class Claim:
 def all_claims() -> Mapping[str, Claim]:
     """Return every claim of the course by its id, in the order of the lessons."""
     document = tomllib.loads(CLAIMS_FILE.read_text(encoding="utf-8"))
-    titles = document["sources"]
     claims = {}
     for id, entry in document["claims"].items():
-        entry |= {"id": id, "cited": [titles[letter] for letter in entry["sources"]]}
+        entry |= {"id": id, "cited": [document["sources"][letter] for letter in entry["sources"]]}
         claims[id] = read_record(Claim, entry, f"claim {id!r}")
     return claims
 
@@ -107,8 +106,7 @@ def all_claims() -> Mapping[str, Claim]:
 def article_names() -> dict[str, str]:
     """Return a short name of each article by its letter."""
     titles = tomllib.loads(CLAIMS_FILE.read_text(encoding="utf-8"))["sources"]
-    names = {letter: title.partition(", “")[0] for letter, title in titles.items()}
-    return {letter: name.partition(" (")[0].strip("“”") for letter, name in names.items()}
+    return {letter: re.split(", “| \\(", title)[0].strip("“”") for letter, title in titles.items()}
 
 
 def find(id: str) -> Claim:
@@ -176,14 +174,11 @@ def judge(id: str, measured: Any, mode: str | None = None) -> Judgement:
     """Judge the claim called ``id``. A value that cannot be judged is a verdict, not an error.
 
     Args:
-        id: a claim of ``claims.toml``.
+        id: a claim of ``claims.toml``, or an `InputError` names the nearest.
         measured: a number or bool in the claim's unit; a mapping from a condition (``"batch 8"``)
             to such values, judged one by one; or None where it could not be measured.
         mode: where the values come from, as ``Run.label`` puts it. A claim that needs a GPU
             takes only values "measured on …".
-
-    Raises:
-        InputError: there is no such claim.
     """
     claim = find(id)
     if claim.needs == "gpu" and not (mode or "").startswith("measured"):
@@ -193,41 +188,31 @@ def judge(id: str, measured: Any, mode: str | None = None) -> Judgement:
     if not isinstance(measured, Mapping):
         value, verdict, reason = _judge_one(claim, measured)
         return Judgement(claim=claim, verdict=verdict, measured=value, mode=mode, reasons=(reason,))
-    return _judge_conditions(claim, measured, mode)
-
-
-def _judge_conditions(claim: Claim, measured: Mapping[Any, Any], mode: str | None) -> Judgement:
     judged = {str(name): _judge_one(claim, value) for name, value in measured.items()}
-    verdicts = {name: verdict for name, (_, verdict, _) in judged.items()}
     reasons = [f"{name}: {reason}" for name, (_, _, reason) in judged.items()]
-    found = {verdict for verdict in verdicts.values() if verdict != Verdict.NOT_TESTABLE}
-    if not judged:
-        reasons = ["No condition was given."]
-    if not found:
-        verdict = Verdict.NOT_TESTABLE
-    elif len(found) == 1:
-        verdict = found.pop()
-    elif found == {Verdict.OVERSTATED, Verdict.WRONG} and _all_fall_short(claim, judged):
-        verdict = Verdict.OVERSTATED
-    else:
-        verdict = Verdict.DEPENDS
+    values = {name: value for name, (value, _, _) in judged.items()}
+    verdicts = {name: verdict for name, (_, verdict, _) in judged.items()}
     return Judgement(
         claim=claim,
-        verdict=verdict,
-        measured={name: value for name, (value, _, _) in judged.items()},
+        verdict=_verdict_of_all(claim, values, set(verdicts.values())),
+        measured=values,
         mode=mode,
-        reasons=tuple(reasons),
+        reasons=tuple(reasons or ["No condition was given."]),
         by_condition=verdicts,
     )
 
 
-def _all_fall_short(claim: Claim, judged: Mapping[str, tuple[Value, Verdict, str]]) -> bool:
-    """Whether all conditions miss on the overstated side, so that no setting between agrees."""
-    values = [value for value, _, _ in judged.values() if value is not None]
-    low, high = claim.supported
-    if claim.overstated_if == "more":
-        return all(value > high for value in values)
-    return all(value < low for value in values)
+def _verdict_of_all(claim: Claim, values: Mapping[str, Value], found: set[Verdict]) -> Verdict:
+    found.discard(Verdict.NOT_TESTABLE)
+    if len(found) < 2:
+        return found.pop() if found else Verdict.NOT_TESTABLE
+    if found == {Verdict.OVERSTATED, Verdict.WRONG}:
+        # All may miss on the overstated side, so that no setting between agrees.
+        low, high = claim.supported
+        known = [value for value in values.values() if value is not None]
+        if min(known) > high if claim.overstated_if == "more" else max(known) < low:
+            return Verdict.OVERSTATED
+    return Verdict.DEPENDS
 
 
 def _judge_one(claim: Claim, measured: Any) -> tuple[Value, Verdict, str]:

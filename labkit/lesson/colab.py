@@ -56,8 +56,7 @@ def prepare(machine: Machine) -> str:
         return ""
     command = [sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", "torchao"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        answer = done.stderr.strip()
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=120).stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         answer = str(error)
     importlib.invalidate_caches()

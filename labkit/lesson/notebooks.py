@@ -16,8 +16,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from gpumem.files import SOURCE, read_file, write_atomic
 from gpumem.inputs import PRECISIONS, InputError, one_of, positive_int, shown
@@ -78,19 +81,15 @@ def find(selected: Iterable[str] = (), *, folder: Path | None = None) -> list[Le
     """Return the lessons that ``selected`` names, each once; all of ``folder`` if it names none.
 
     A name is ``6``, ``06``, ``gradient_checkpointing``, ``06_gradient_checkpointing``, or a path.
-
-    Raises:
-        InputError: no such lesson or file, or there are no lessons at all.
+    An `InputError` says that there is no such lesson or file, or none at all.
     """
     folder = folder or default_folder()
     course = [lesson_at(path) for path in notebooks_of(folder)]
-    selected = list(selected)
-    lessons = [_find_one(name, course) for name in selected] if selected else course
+    lessons = list(dict.fromkeys(_find_one(name, course) for name in selected)) or course
     if not lessons:
         raise InputError(
             f"no lessons in {folder}; run this in the course's folder, or give a notebook's path"
         )
-    lessons = list(dict.fromkeys(lessons))
     if len({lesson.name for lesson in lessons}) < len(lessons):
         raise InputError("two notebooks of one name: run them with different --out folders")
     return lessons
@@ -113,14 +112,12 @@ def copy_lessons(folder: Path) -> tuple[list[str], list[str]]:
     """Copy the course's lessons into ``folder``; return the files written, and those left alone.
 
     Left alone is what the learner has changed, and the course, too, since it was copied. A notebook
-    that was run and saved counts as changed. Lessons that the course no longer has stay.
-
-    Raises:
-        InputError: the record of what was copied earlier cannot be read.
-        OSError: ``folder`` cannot be made or written.
+    that was run and saved counts as changed. Lessons that the course no longer has stay. An
+    `InputError` says that the record of what was copied earlier cannot be read.
     """
     record = folder / COPIED
-    copied = read_file(record, _hashes, "a record of lessons") if record.exists() else {}
+    hashes = partial(msgspec.convert, type=dict[str, str])
+    copied = read_file(record, hashes, "a record of lessons") if record.exists() else {}
     written, kept = [], []
     for source in notebooks_of(course_folder()):
         name, text = source.name, source.read_text(encoding="utf-8")
@@ -140,12 +137,6 @@ def copy_lessons(folder: Path) -> tuple[list[str], list[str]]:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _hashes(found: Any) -> dict[str, str]:
-    if not isinstance(found, dict):
-        raise InputError("it holds no hashes")
-    return found
 
 
 def read_notebook(path: Path) -> Any:
@@ -211,11 +202,7 @@ def check_parameters(
 
 
 def check_value(name: str, text: str, parameter: Parameter) -> Any:
-    """Return ``text`` as the value of the parameter ``name``.
-
-    Raises:
-        InputError: it is not of the parameter's kind, or not among what is allowed.
-    """
+    """Return ``text`` as the value of the parameter ``name``; an `InputError` refuses others."""
     if len(text) > MOST_TEXT or not text.isprintable():
         raise InputError(f"{name} must be printable text of at most {MOST_TEXT} characters")
     if parameter.kind == "str":

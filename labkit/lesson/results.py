@@ -13,9 +13,9 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -25,9 +25,6 @@ from gpumem.inputs import InputError, one_of, read_record, shown
 from gpumem.runs import Run, Seconds, Text, Whole
 from gpumem.units import GIB, format_bytes
 from labkit.lesson.claims import Verdict, judge
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 RESULT_MIME = "application/vnd.labkit.result+json"
 
@@ -74,7 +71,6 @@ class Recorded:
 
     @property
     def phantom(self) -> bool:
-        """Whether the GPU was not there."""
         return self.machine.get("phantom", False)
 
     @property
@@ -113,8 +109,7 @@ class Result(Recorded):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
-        return plain(record | {"runs": [run.to_dict() for run in self.runs]})
+        return plain(vars(self) | {"runs": [run.to_dict() for run in self.runs]})
 
     @classmethod
     def from_dict(cls, record: Any) -> "Result":
@@ -131,9 +126,17 @@ class Result(Recorded):
         """Return one sentence for each thing that is wrong with the verdicts, or if no run is
         there."""
         broken = [] if self.runs else ["the result holds no runs"]
-        for judgement in self.judgements:
-            broken += _misjudged(judgement)
-        judged = Counter(judgement["id"] for judgement in self.judgements)
+        for entry in self.judgements:
+            id, verdict = entry["id"], entry["verdict"]
+            try:
+                again = judge(id, entry.get("measured"), entry.get("mode")).verdict
+            except InputError as error:
+                broken.append(str(error))
+                continue
+            if again != verdict:
+                text = f"is recorded as {str(verdict)!r}, but its rule gives {again!s}"
+                broken.append(f"claim {id!r} {text}")
+        judged = Counter(entry["id"] for entry in self.judgements)
         broken += [f"claim {id!r} is judged twice" for id in sorted(judged) if judged[id] > 1]
         return broken
 
@@ -157,27 +160,14 @@ def impossible(run: Run) -> list[str]:
     return problems
 
 
-def _misjudged(judgement: JudgementRecord) -> list[str]:
-    id, verdict = judgement["id"], judgement["verdict"]
-    try:
-        again = judge(id, judgement.get("measured"), judgement.get("mode")).verdict
-    except InputError as error:
-        return [str(error)]
-    if again != verdict:
-        return [f"claim {id!r} is recorded as {str(verdict)!r}, but its rule gives {again!s}"]
-    return []
-
-
 # --- reading and writing -----------------------------------------------------------------------
-
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def _read_run(record: Any) -> Run:
     """Read the run of which ``plain(run.to_dict())`` was stored; raises as ``Run.from_dict``."""
     losses = record.get("losses") if isinstance(record, Mapping) else None
     if isinstance(losses, list):
-        numbers = [_NOT_FINITE[loss] if loss in ("nan", "inf", "-inf") else loss for loss in losses]
+        numbers = [float(loss) if loss in ("nan", "inf", "-inf") else loss for loss in losses]
         record = {**record, "losses": numbers}
     return Run.from_dict(record)
 
@@ -193,7 +183,9 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, str):
+        return str(value)  # of an enumeration, too
+    if value is None or isinstance(value, bool | int | float):
         return value
     raise InputError(
         f"{shown(value)} cannot be stored: a result holds texts, numbers and lists of them"
@@ -223,8 +215,7 @@ def versions_text(
 ) -> str:
     """Return the versions of these packages, or of all, in a result's machine as text."""
     found = machine.get("versions", {})
-    chosen = found if packages is None else packages
-    return ", ".join(f"{name} {found[name]}" for name in chosen if found.get(name))
+    return ", ".join(f"{name} {found[name]}" for name in packages or found if found.get(name))
 
 
 # --- recorded on GPUs --------------------------------------------------------------------------
@@ -243,33 +234,28 @@ def load_recorded(path: Path) -> Result:
     return found
 
 
-def results_of(lesson: str | int, *, folder: Path | str | None = None) -> list[Result]:
-    """Return what GPUs gave for ``lesson``, one result per GPU, real ones before phantoms.
-
-    ``folder`` holds ``<gpu>/<lesson>.json``; the course's own recordings if None.
-    """
-    found = read_folders(folder, f"{lesson_number(lesson)}.json", load_recorded)
+def results_of(lesson: str | int) -> list[Result]:
+    """Return what GPUs gave for ``lesson``, one result per GPU, real ones before phantoms."""
+    found = read_folders(f"{lesson_number(lesson)}.json", load_recorded)
     return sorted(found.values(), key=lambda result: result.phantom)
 
 
-def all_recorded(folder: Path | str | None = None) -> dict[str, list[Result]]:
+def all_recorded() -> dict[str, list[Result]]:
     """Return what each GPU gave for all lessons, by the name of its folder, ordered by lesson."""
     by_gpu: dict[str, list[Result]] = defaultdict(list)
-    for (gpu, _), result in read_folders(folder, "[0-9]*.json", load_recorded).items():
+    for (gpu, _), result in read_folders("[0-9]*.json", load_recorded).items():
         by_gpu[gpu].append(result)
     return dict(by_gpu)
 
 
-def read_folders(
-    folder: Path | str | None, pattern: str, load: Callable[[Path], Read]
-) -> dict[tuple[str, str], Read]:
+def read_folders(pattern: str, load: Callable[[Path], Read]) -> dict[tuple[str, str], Read]:
     """Return what ``load`` reads from each ``<gpu>/<pattern>``, by GPU and file stem, sorted.
 
     What phantom GPUs gave is in ``phantom/<gpu>``, which is then the GPU's name here. A file that
     ``load`` refuses with `InputError` is named in a warning and left out.
     """
     found: dict[tuple[str, str], Read] = {}
-    for base in [Path(folder)] if folder is not None else result_folders():
+    for base in result_folders():
         for path in sorted([*base.glob(f"*/{pattern}"), *base.glob(f"phantom/*/{pattern}")]):
             gpu = path.parent.relative_to(base).as_posix()
             try:
@@ -282,14 +268,12 @@ def read_folders(
 # --- simulated beforehand ------------------------------------------------------------------------
 
 
-def looked_up(model: str, batch: Recipe) -> "Series":
-    """Return the GiB that recipes reserve on one GPU with bfloat16, by recipe, the least first.
+def looked_up(model: str, batch: Recipe) -> Any:
+    """Return a ``Series`` of the GiB that recipes reserve on one GPU with bfloat16, least first.
 
     They are the ways to train ``model`` in the table behind the page "Will it fit?", each with the
-    rows and lengths of ``batch``. Where length hardly matters, rows of another were simulated.
-
-    Raises:
-        InputError: the table lacks the model or this number of tokens.
+    rows and lengths of ``batch``. Where length hardly matters, rows of another were simulated. An
+    `InputError` says that the table lacks the model or this number of tokens.
     """
     from pandas import Series
 

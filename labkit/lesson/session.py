@@ -21,7 +21,7 @@ from gpumem.inputs import InputError
 from gpumem.runs import Run
 from gpumem.temporary_folder import TemporaryFolder
 from labkit.lesson import claim_cards, colab, results, shell_commands
-from labkit.lesson.claims import Claim, Judgement, Verdict, find, judge
+from labkit.lesson.claims import Claim, Judgement, Verdict, find, format_found, judge
 from labkit.lesson.notebooks import default_folder
 from labkit.lesson.results import RESULT_MIME, Result, lesson_number, plain
 
@@ -56,13 +56,10 @@ def claim(
 ) -> Judgement:
     """Judge a claim, show its card with the verdicts recorded on GPUs, and remember it.
 
-    Takes ``id``, ``measured`` and ``mode`` as ``judge`` does. Where a claim needs a GPU and
-    ``mode`` is not given, a value counts as measured on this machine's GPU if it has one.
-    Without ``card`` nothing is shown until `claim_table` lists all such claims.
-    ``counted`` are rows that the card shows where there is no verdict (`claim_seconds`).
-
-    Raises:
-        InputError: there is no such claim.
+    Takes ``id``, ``measured`` and ``mode`` as `judge` does. Where a claim needs a GPU and ``mode``
+    is not given, a value counts as measured on this machine's GPU if it has one. Without ``card``
+    nothing is shown until `claim_table` lists all such claims. ``counted`` are rows that the card
+    shows where there is no verdict (`claim_seconds`).
     """
     if mode is None and measured is not None and find(id).needs == "gpu":
         mode = this_machine.machine().label
@@ -81,9 +78,6 @@ def claim_table() -> None:
     """Show the claims judged with ``card=False`` in one table: claimed, found, verdict and where.
 
     Rules, assumptions and what GPUs recorded are on cards only.
-
-    Raises:
-        InputError: no claim was judged without a card.
     """
     listed = [judgement for judgement in judgements if judgement.claim.id in without_card]
     if not listed:
@@ -96,9 +90,6 @@ def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
 
     A claim in shares takes the ratio minus one: 0.3 where ``run`` is 30 % slower. Where no GPU has
     timed both, the card shows what was counted instead: work, bytes moved, and the bound of each.
-
-    Raises:
-        InputError: there is no such claim, or it is not about a ratio or a share.
     """
     unit = find(id).unit
     if unit not in ("ratio", "share"):
@@ -123,18 +114,17 @@ def recorded_lines(claim: Claim) -> list[str]:
             mode = entry.get("mode") or ""
             if mode.startswith("simulated") or (result.phantom and "CPU" in mode):
                 continue
-            if entry["id"] == claim.id and entry["verdict"] != Verdict.NOT_TESTABLE:
-                found = claim_cards.recorded_finding(result, entry, claim.unit)
+            if entry["id"] == claim.id and (verdict := entry["verdict"]) != Verdict.NOT_TESTABLE:
+                value = format_found(entry.get("measured"), claim.unit)
+                versions = results.versions_text(result.machine, ("torch", "cuda", "driver"))
+                notes = "; ".join(filter(None, [versions, result.date[:10]]))
+                found = f"{claim_cards.VERDICTS[verdict].symbol} {verdict}, {value} ({notes})"
                 places.setdefault(found, []).append(result.where)
     return [f"{', '.join(where)}: {found}" for found, where in places.items()]
 
 
 def expect(condition: Any, message: str) -> None:
-    """Check what must hold on any machine; ``message`` says what that is.
-
-    Raises:
-        ExpectationFailed: ``condition`` is false.
-    """
+    """Check ``condition``, which any machine meets, or raise `ExpectationFailed`: ``message``."""
     if not condition:
         raise ExpectationFailed(message)
     print(f"✓ {message}")
@@ -146,14 +136,10 @@ def start(lesson: str | int) -> this_machine.Machine:
     Returns this machine. From here on a cell fails where its shell command does. On Colab and
     Kaggle the card says how to get a GPU if there is none, and what peft could not work with is
     removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread fewer than there are cores.
-
-    Raises:
-        InputError: the lesson is not a number.
     """
     current.lesson = lesson_number(lesson)
-    files = sorted(default_folder().glob(f"{current.lesson}_*.ipynb"))
-    name = files[0].stem[3:] if files else f"lesson_{current.lesson}"
-    current.title = name.replace("_", " ").capitalize()
+    names = sorted(file.stem[3:] for file in default_folder().glob(f"{current.lesson}_*.ipynb"))
+    current.title = [*names, f"lesson_{current.lesson}"][0].replace("_", " ").capitalize()
     current.machine = this_machine.machine()
     current.started = time.monotonic()
     shell_commands.let_them_fail(get_ipython())
@@ -184,40 +170,23 @@ def folder() -> Path:
     return current.temporary_folder.path
 
 
-def recorded(lesson: str | int | None = None) -> None:
-    """Show what GPUs recorded for a lesson: real ones, or that none has yet, then phantoms.
-
-    Args:
-        lesson: its number; the lesson that is running if None.
-
-    Raises:
-        InputError: the lesson is not a number, or none is running.
-    """
-    number = lesson_number(lesson if lesson is not None else current.lesson or "")
-    found = results.results_of(number)
-    if all(result.phantom for result in found):
-        cards.message_card(
-            "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it.",
-            title="Recorded on real GPUs",
-        )
-    for phantom in (False, True):
-        chosen = [result for result in found if result.phantom is phantom]
-        if chosen:
-            _show_recorded(chosen, phantom)
-
-
-def _show_recorded(found: Sequence[Result], phantom: bool) -> None:
-    """Show what several GPUs recorded: what they are, then the peaks of their runs."""
-    title, ending = "Recorded on real GPUs", ""
-    if phantom:
-        title = "Recorded on phantom GPUs"
-        ending = "The bytes are those of PyTorch's own allocator; the GPUs are not there."
-    lines = [
-        f"{result.machine['name']}, {result.date[:10]}, {results.versions_text(result.machine)}."
-        for result in found
-    ]
-    cards.message_card("\n".join([*lines, ending]).strip(), title=title)
-    display(claim_cards.recorded_peaks(found))
+def recorded(lesson: str | int) -> None:
+    """Show what GPUs recorded for a lesson: real ones, or that none has yet, then phantoms."""
+    found = results.results_of(lesson)
+    if all(each.phantom for each in found):
+        text = "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it."
+        cards.message_card(text, title="Recorded on real GPUs")
+    for phantom, kind in ((False, "real"), (True, "phantom")):
+        if chosen := [each for each in found if each.phantom is phantom]:
+            lines = [
+                f"{each.machine['name']}, {each.date[:10]}, {results.versions_text(each.machine)}."
+                for each in chosen
+            ]
+            if phantom:
+                text = "The bytes are those of PyTorch's own allocator; the GPUs are not there."
+                lines.append(text)
+            cards.message_card("\n".join(lines), title=f"Recorded on {kind} GPUs")
+            display(claim_cards.recorded_peaks(chosen))
 
 
 def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:
@@ -243,30 +212,16 @@ def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:
 
 def judgement_record(judgement: Judgement) -> dict[str, Any]:
     """Return a judgement as a JSON-ready object."""
-    claim = judgement.claim
-    return {
-        "id": claim.id,
-        "says": claim.says,
-        "claimed": claim.claimed,
-        "unit": claim.unit,
-        "sources": list(claim.sources),
-        "verdict": str(judgement.verdict),
-        "measured": plain(judgement.measured),
-        "by_condition": {name: str(v) for name, v in judgement.by_condition.items()},
-        "mode": judgement.mode,
-        "reasons": list(judgement.reasons),
-    }
+    of_claim, found = ("id", "says", "claimed", "unit", "sources"), vars(judgement)
+    record = {name: getattr(judgement.claim, name) for name in of_claim}
+    return plain(record | {name: found[name] for name in found if name != "claim"})
 
 
 def result(runs: Run | Iterable[Run], **parameters: Any) -> None:
     """Show the lesson's result as data: ``lab.result(runs, batch_size=batch_size, ...)``.
 
-    Args:
-        runs: one run, or those that the figures show.
-        **parameters: what the lesson ran with, by name.
-
-    Raises:
-        InputError: ``lab.start`` was not called, or something is not a run or a plain value.
+    ``runs`` are those that the figures show, ``parameters`` what the lesson ran with. An
+    `InputError` says that `start` was not called, or that one is not a run or a plain value.
     """
     found = build(runs, **parameters)
     if get_ipython() is None:

@@ -6,10 +6,9 @@ Limits: ``lines = !command`` hears no status. On Colab, whose ``!`` is its own, 
 """
 
 import contextlib
-import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from subprocess import CalledProcessError
 from typing import Any
 
@@ -68,10 +67,4 @@ def let_them_fail(shell: Any) -> None:
 
     shell.system = system
     for name in ("bash", "script", "sh"):
-        magic = functools.partial(_script, shell.find_cell_magic(name))
-        shell.magics_manager.magics["cell"][name] = magic
-
-
-def _script(magic: Callable[[str, str], Any], line: str, cell: str) -> Any:
-    with _quoted():
-        return magic(line, cell)
+        shell.magics_manager.magics["cell"][name] = _quoted()(shell.find_cell_magic(name))

@@ -35,18 +35,15 @@ class AccuracyRow:
 
     def errors(self) -> dict[str, float | None]:
         """Return by how many percent of the truth each estimate is too high; None if unknown."""
-        return {
-            "simulated": error_percent(self.simulated_bytes, self.truth_bytes),
-            "tracked": error_percent(self.tracked_bytes, self.truth_bytes),
-            "reserved": error_percent(self.simulated_reserved_bytes, self.reserved_bytes),
+        pairs = {
+            "simulated": (self.simulated_bytes, self.truth_bytes),
+            "tracked": (self.tracked_bytes, self.truth_bytes),
+            "reserved": (self.simulated_reserved_bytes, self.reserved_bytes),
         }
-
-
-def error_percent(estimate_bytes: int | None, truth_bytes: int | None) -> float | None:
-    """Return by how many percent of the truth an estimate is too high; None if one is missing."""
-    if estimate_bytes is None or not truth_bytes:
-        return None
-    return 100 * (estimate_bytes - truth_bytes) / truth_bytes
+        return {
+            name: None if None in (ours, truth) else 100 * (ours - truth) / truth
+            for name, (ours, truth) in pairs.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,6 @@ def load(path: Path | str) -> AccuracyTable:
     return read_file(Path(path), AccuracyTable.from_dict, "an accuracy table")
 
 
-def recorded_tables(folder: Path | str | None = None, file: str = FILE) -> dict[str, AccuracyTable]:
+def recorded_tables(file: str = FILE) -> dict[str, AccuracyTable]:
     """Return the tables of all GPUs by key, as `read_folders` reads them."""
-    return {gpu: table for (gpu, _), table in read_folders(folder, file, load).items()}
+    return {gpu: table for (gpu, _), table in read_folders(file, load).items()}

@@ -78,21 +78,19 @@ class Recorder:
 
     def accuracy(self, file: str = accuracy.FILE) -> str:
         """Run the recipes of ``file`` in a process and store their table; return how that went."""
-        name = file.removesuffix(".json")
         if self._is_recorded(file, accuracy.load):
             return SKIPPED
-        folder = self.work / "parts"  # apart from the outcomes of lessons
+        name, folder = file.removesuffix(".json"), self.work / "parts"  # apart from lessons' files
         path = folder / ("phantom" if self.machine.phantom else "") / self.target.name / file
         path.unlink(missing_ok=True)
-        log = folder / f"{name}.log"
-        log.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
         option = "--headlines" if file == accuracy.HEADLINES_FILE else "--gpu"
         command = [sys.executable, "-P", str(accuracy_script()), option, "--out", str(folder)]
+        log = folder / f"{name}.log"
         code, why = run_process(command, log, self.timeout_seconds)
-        if code != 0:
-            tqdm.write(f"{name}: {why} (see {log})")
-            return FAILED
         try:
+            if code != 0:
+                raise InputError(f"{why} (see {log})")
             if not self._ran_here(name, accuracy.load(path)):
                 return FAILED
         except InputError as error:
@@ -110,7 +108,6 @@ class Recorder:
         return False
 
     def _is_recorded(self, name: str, load: Callable[[Path], Any]) -> bool:
-        """Whether a valid record is there."""
         path = self.target / name
         if self.again or not path.exists():
             return False
@@ -129,24 +126,16 @@ def run_process(
 
     The code is None if it took too long.
     """
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": runner.before("PYTHONPATH", str(SOURCE))}
     try:
         with open(log, "wb") as output:
-            code = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                timeout=timeout_seconds,
-                check=False,
-            ).returncode
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            done = subprocess.run(command, env=environment, timeout=timeout_seconds, **streams)
     except subprocess.TimeoutExpired:
         return None, f"stopped after {timeout_seconds:g} seconds, the time limit (see --timeout)"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
-    return code, f"ended with code {code}: {last[:500]}"
+    return done.returncode, f"ended with code {done.returncode}: {last[:500]}"
 
 
 def accuracy_script() -> Path:
@@ -177,7 +166,8 @@ def problems(folder: Path) -> list[str]:
 
 
 def _record_problems(path: Path) -> Iterator[str]:
-    record = _load(path)
+    load = accuracy.load if path.name in accuracy.FILES else results.load_recorded
+    record = load(path)
     kind, name = record.machine["kind"], record.machine["name"]
     if kind not in ("cuda", "rocm"):
         yield f"it was made on {kind!r}, not on a GPU"
@@ -190,9 +180,3 @@ def _record_problems(path: Path) -> Iterator[str]:
         yield f"the folder of {name!r} is called {key}"
     if isinstance(record, Result):
         yield from record.broken_invariants()
-
-
-def _load(path: Path) -> Result | AccuracyTable:
-    if path.name in accuracy.FILES:
-        return accuracy.load(path)
-    return results.load_recorded(path)

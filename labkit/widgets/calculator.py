@@ -32,11 +32,7 @@ CHOICES = {
 
 
 def calculator(**first: Any) -> None:
-    """Show controls, and the formula beside a trace for what they say.
-
-    Args:
-        **first: what the controls named here show at first.
-    """
+    """Show controls, which begin with ``first``, and the formula beside a trace for them."""
     controls = {}
     for name, choices in CHOICES.items():
         begin = [first[name]] if name in first else []

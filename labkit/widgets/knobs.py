@@ -43,19 +43,12 @@ def explore(
         gpu: the GPU to simulate where there is none to measure on; a list makes it a knob.
         runner: what runs one setting, called as ``labkit.run`` is; None: ``labkit.run`` itself.
         **knobs: the experiment's arguments. A list of values becomes a control, a slider for
-            numbers and a menu for the rest; a single value is passed on as it is.
-
-    Returns:
-        The explorer, already shown.
-
-    Raises:
-        InputError: a knob is an empty list, or holds the same value twice; and whatever the first
-            run raises.
+            numbers and a menu for the rest; a single value is passed on as it is. An `InputError`
+            refuses an empty list, and one that holds the same value twice. What the first run
+            raises is raised, too.
     """
     if runner is None:
-        from gpumem.measure_or_simulate import (
-            run as runner,  # imports PyTorch, which figures do without
-        )
+        from gpumem.measure_or_simulate import run as runner  # PyTorch, which figures do without
     return Explorer(experiment, runner, {"gpu": gpu, **knobs}).show()
 
 
@@ -68,7 +61,8 @@ class Explorer(Shown):
         runs: the runs so far by the name of their setting, oldest first.
         message: says what is going on or what went wrong.
         errors: holds the traceback if the experiment itself failed.
-        picture: all runs as bars and the latest as a timeline.
+        picture: all runs as bars and the latest as a timeline. Until these change it is empty, and
+            a static figure stands below, which remains where nobody can click.
     """
 
     def __init__(
@@ -77,20 +71,18 @@ class Explorer(Shown):
         self._experiment, self._runner = experiment, runner
         choices = {name: _choices(name, values) for name, values in knobs.items()}
         self._fixed = {name: values[0] for name, values in choices.items() if len(values) == 1}
-        self.controls = {
-            name: control(name, values) for name, values in choices.items() if len(values) > 1
-        }
-        self._second = {name: values[1] for name, values in choices.items() if len(values) > 1}
+        self._varied = {name: values for name, values in choices.items() if len(values) > 1}
+        self.controls = {name: control(name, values) for name, values in self._varied.items()}
         self.runs: dict[str, Run] = {}
         self._settings: list[dict[str, Any]] = []  # of these runs
         self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
         self.clear_button = ipywidgets.Button(description="Clear", icon="trash")
         self.button.on_click(lambda _: self.run_once())
         self.clear_button.on_click(lambda _: self.clear())
-        self.message = ipywidgets.HTML()
-        self._live = LiveFigure()
-        self.picture = self._live.widget
-        self.errors = ipywidgets.Output()
+        self.message, self.errors = ipywidgets.HTML(), ipywidgets.Output()
+        # As a block, or a wide table would keep the figure from shrinking with the window.
+        self.picture = ipywidgets.HTML(layout={"display": "block", "overflow": "auto"})
+        self._below: Any = None  # the static figure
         buttons = ipywidgets.HBox([self.button, self.clear_button])
         self.widget = ipywidgets.VBox(
             [*self.controls.values(), buttons, self.message, self.errors, self.picture]
@@ -98,14 +90,13 @@ class Explorer(Shown):
 
     def show(self) -> "Explorer":
         """Run two settings, then show the controls and a static figure under them."""
-        run = self._run()
-        self.message.value = notice(_summary(self._name, run))
+        self.message.value = notice(_summary(self._name, self._run()))
         compared = [name for name in self.controls if name != "gpu"] or [*self.controls]
         if compared:
-            self.controls[compared[0]].value = self._second[compared[0]]
+            self.controls[compared[0]].value = self._varied[compared[0]][1]
             self._try()
         display(self.widget)
-        self._live.show_below(self._figures())
+        self._below = display(self._figures(), display_id=True)
         return self
 
     def run_once(self) -> Run | None:
@@ -122,7 +113,7 @@ class Explorer(Shown):
             return None
         run = self._try()
         if run is not None:
-            self._live.replace(self._figures())
+            self._replace_figure(self._figures())
         return run
 
     def _try(self) -> Run | None:
@@ -151,7 +142,7 @@ class Explorer(Shown):
         self.runs.clear()
         self._settings.clear()
         self.errors.outputs = ()
-        self._live.replace(Rich("", ""))
+        self._replace_figure(Rich("", ""))
         self.message.value = notice("Cleared. Choose a setting and run it.")
 
     def _run(self) -> Run:
@@ -176,41 +167,23 @@ class Explorer(Shown):
             figures += draw_timeline(runs[-1], title=names[-1]).rich()
         return figures
 
+    def _replace_figure(self, figure: Rich) -> None:
+        self.picture.value = figure.html
+        if self._below is not None:
+            self._below.update(Rich("", ""))
+            self._below = None
+
     def _show_error(self, error: Exception) -> None:
         """Say what failed; a traceback goes below the message."""
         from gpumem.hardware.cuda import clear_exception
         from gpumem.out_of_memory import is_out_of_memory  # these two import PyTorch
 
-        if is_out_of_memory(error):
-            text = f"Out of memory: {error}. Everything was freed."
-        else:
+        text = f"Out of memory: {error}. Everything was freed."
+        if not is_out_of_memory(error):
             text = f"The experiment failed with {type(error).__name__}: {error}"
             self.errors.append_stderr("".join(traceback.format_exception(error)))
         self.message.value = notice(text, BAD)
         clear_exception(error)  # the frames of its traceback hold the experiment's tensors
-
-
-class LiveFigure:
-    """A static figure below the widgets that becomes a part of them as soon as it changes.
-
-    Where nobody can click the static one remains. ``widget`` is empty before the first change.
-    """
-
-    def __init__(self) -> None:
-        # As a block, or a wide table would keep the figure from shrinking with the window.
-        self.widget = ipywidgets.HTML(layout={"display": "block", "overflow": "auto"})
-        self._below: Any = None
-
-    def show_below(self, figure: Rich) -> None:
-        """Show the static figure."""
-        self._below = display(figure, display_id=True)
-
-    def replace(self, figure: Rich) -> None:
-        """Show another figure, in the widget."""
-        self.widget.value = figure.html
-        if self._below is not None:
-            self._below.update(Rich("", ""))
-            self._below = None
 
 
 def _short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -218,11 +191,8 @@ def _short_labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     varied = [knob for knob in settings[0] if any(s[knob] != settings[0][knob] for s in settings)]
     labels = []
     for setting in settings:
-        words = []
-        for knob in varied or setting:
-            said = _words(setting[knob])
-            words.append(said if isinstance(setting[knob], str) else f"{knob} {said}")
-        labels.append(", ".join(words) or "experiment")
+        named = {k: f"{k} {_words(v)}" if not isinstance(v, str) else v for k, v in setting.items()}
+        labels.append(", ".join(named[knob] for knob in varied or setting) or "experiment")
     return labels
 
 
@@ -237,11 +207,6 @@ def _summary(name: str, run: Run) -> str:
 
 
 def _choices(name: str, values: Any) -> list[Any]:
-    """Return a knob's values as a list.
-
-    Raises:
-        InputError: there are none, or one comes twice.
-    """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         return [values]
     choices = list(values)

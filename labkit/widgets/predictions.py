@@ -26,19 +26,15 @@ predictions: dict[str, "Prediction"] = {}
 
 
 def predict(question: str, *, unit: str = "GiB", id: str) -> "Prediction":
-    """Ask for a number before the experiment is run.
+    """Ask ``question`` before the experiment is run, and return the prediction, already shown.
 
     Running the cell again keeps what was committed. Without a frontend nothing is asked and the
     lesson continues.
 
     Args:
-        question: what to predict.
-        unit: in which unit; ``B``, ``KiB``, ``MiB``, ``GiB`` and ``TiB`` are bytes, anything
-            else (``"%"``, ``"times"``, ``""``) is a plain number.
+        unit: ``B``, ``KiB``, ``MiB``, ``GiB`` and ``TiB`` are bytes, anything else (``"%"``,
+            ``"times"``, ``""``) is a plain number.
         id: the prediction's name in this session, such as ``"06-peak"``.
-
-    Returns:
-        The prediction, already shown; its ``value`` is None until one is committed.
     """
     prediction = Prediction(question, unit, id)
     earlier = predictions.get(id)
@@ -83,8 +79,7 @@ class Prediction(Shown):
     def commit(self, value: float) -> None:
         """Take ``value``, in ``unit``, as the prediction; a later one replaces it.
 
-        Raises:
-            InputError: it is not a finite number, or below zero where bytes are asked for.
+        An `InputError` says that it is no finite number, or below zero where bytes are asked for.
         """
         value = finite_number(value, "a prediction")
         if value < 0 and self.unit in BYTE_UNITS:
@@ -102,13 +97,8 @@ class Prediction(Shown):
     def outcome(self, actual: Run | float, *, source: str = "") -> Card:
         """Show the prediction beside what came out, and return the card.
 
-        Args:
-            actual: a run (its peak counts), else bytes where ``unit`` is a unit of bytes, else
-                the number itself.
-            source: where the number comes from; that of a run is known.
-
-        Raises:
-            InputError: ``actual`` is neither a run nor a finite number.
+        ``actual`` is a run (its peak counts), else bytes where ``unit`` is a unit of bytes, else
+        the number itself; ``source`` is where a number comes from, that of a run is known.
         """
         ending = ""
         if isinstance(actual, Run):
@@ -134,10 +124,7 @@ class Prediction(Shown):
 def parse_number(text: str, unit: str = "") -> float:
     """Read a number as people type it: ``"3.5"``, ``"3,5"``, ``"300 MiB"``, ``"40 %"``.
 
-    A unit of bytes is converted to ``unit`` where that is one, too.
-
-    Raises:
-        InputError: not a number, or another unit.
+    A unit of bytes is converted to ``unit`` where that is one; an `InputError` refuses any other.
     """
     if re.search(r",\d{3}(?!\d)", text):
         raise InputError(f"{text[:40]!r} could be read in two ways; write 1500 or 1.5")

@@ -60,7 +60,7 @@ def gallery(tmp_path_factory):
     made += [claim_cards.claim_card(judgement)]
     made += [
         engine.exercise_card(SimpleNamespace(id="06-1", status=status, message="Because."))
-        for status in engine.OUTCOMES
+        for status in engine.LOOKS
     ]
     book = notebook("import labkit as lab  # a comment\nx = 'text' if None is not 3.5 else f'{1}'")
     book.cells.insert(

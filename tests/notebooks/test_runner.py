@@ -151,7 +151,7 @@ def test_the_peak_is_seen_in_a_child_of_the_kernel(tmp_path):
     """On top come a kernel and its child, 30 to 90 MiB; the worker with papermill does not."""
     [outcome] = run(tmp_path, write_lesson(tmp_path, IN_A_CHILD)).outcomes
     assert HELD + 20 * MIB < outcome.host_peak_bytes < HELD + 130 * MIB
-    stored = outcomes.read_outcome(tmp_path / "out" / "06_saving.json")
+    [stored] = outcomes.read_outcomes(tmp_path / "out")
     assert stored.host_peak_bytes == outcome.host_peak_bytes
 
 
@@ -174,7 +174,8 @@ def test_the_command_runs_a_lesson_with_its_parameters_and_reports(tmp_path, mon
     printed = capsys.readouterr().out
     assert code == 0, printed
     assert f"{sys.executable} 4 1" in (out / "06_saving.ipynb").read_text()
-    result = outcomes.stored_result(outcomes.read_outcome(out / "06_saving.json"), out)
+    [stored] = outcomes.read_outcomes(out)
+    result = outcomes.stored_result(stored, out)
     assert (result.lesson, result.parameters["batch_size"]) == ("06", 4)
     assert result.runs[0].peak_bytes == 5
     assert result.judgements[0]["id"] == claim.id

@@ -14,17 +14,20 @@ from gpumem.inputs import InputError
 from gpumem.models.config import find_config
 from gpumem.trace import Category
 from gpumem.units import GIB
-from labkit.cheat_sheet import export, figures
-from labkit.cheat_sheet.figures import (
+from labkit import cheat_sheet
+from labkit.cheat_sheet import (
     TECHNIQUES,
     CommonJob,
     Figures,
+    RecordedVerdict,
     Technique,
+    Trial,
     build,
+    gather,
     order_of_adoption,
     row,
+    verdict_table,
 )
-from labkit.cheat_sheet.findings import RecordedVerdict, Trial, gather
 from labkit.cli import main
 from labkit.lesson import results
 from labkit.lesson.claims import Verdict, all_claims
@@ -32,16 +35,16 @@ from labkit.lesson.claims import Verdict, all_claims
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "CHEAT_SHEET.md"  # holds the tables that the command prints
-TINY = CommonJob(model="SmolLM2-tiny", recipe=figures.PLAIN.but(seq_len=256))
+TINY = CommonJob(model="SmolLM2-tiny", recipe=cheat_sheet.PLAIN.but(seq_len=256))
 EVIL = "<script>alert('|')</script>"
 
 
 @pytest.fixture(scope="module")
-def sheet(tmp_path_factory):
+def sheet():
     """Of a tiny model, with a few techniques, on which nothing is judged."""
     few = ("gradient checkpointing", "fused attention", "SGD", "optimizer on the host")
     techniques = [t for t in TECHNIQUES if t.name in (*few, "sharding over 8 GPUs")]
-    return build(TINY, trial=gather(tmp_path_factory.mktemp("nothing")), techniques=techniques)
+    return build(TINY, trial=trial_of(), techniques=techniques)
 
 
 def row_of(sheet, name):
@@ -133,7 +136,7 @@ def made_up(monkeypatch, measure):
         peak, seconds = measure(on)
         return Figures(recipe, run_of(peak * GIB), True, seconds)
 
-    monkeypatch.setattr(figures, "simulated", simulated)
+    monkeypatch.setattr(cheat_sheet, "simulated", simulated)
     return order_of_adoption(CommonJob(model="made up"), [technique(n) for n in _FIELDS])
 
 
@@ -193,11 +196,14 @@ JUDGED = {"id": "amp-accuracy", "verdict": "supported", "measured": 0.001, "mode
 H200 = {"kind": "cuda", "name": "NVIDIA H200", "versions": {"torch": "2.11.0"}}
 
 
-def test_recorded_verdicts_name_the_gpu_and_leave_out_what_it_could_not_judge(tmp_path):
+def test_recorded_verdicts_name_the_gpu_and_leave_out_what_it_could_not_judge(
+    tmp_path, monkeypatch
+):
     not_judged = {"id": "accum-neutral-speed", "verdict": "not testable here", "measured": None}
     found = result(lesson="04", machine=H200, judgements=(JUDGED, not_judged))
     results.save(found, tmp_path / "nvidia-h200/04.json")
-    trial = gather(tmp_path)
+    monkeypatch.setattr(results, "result_folders", lambda: [tmp_path])
+    trial = gather()
     (finding,) = trial.findings["amp-accuracy"]
     assert (finding.verdict, finding.found) == ("supported", "0.1 %")
     assert trial.machines == [finding.machine] == ["NVIDIA H200"]
@@ -213,7 +219,7 @@ def run_of(peak_bytes, **changes):
 
 def test_nothing_is_filled_in(sheet):
     assert not any(sheet.trial.findings.values())
-    table = export.verdicts(sheet.trial)
+    table = verdict_table(sheet.trial)
     assert "nothing yet" in table.note
     assert table.rows[-1] == ("all, each once", *"00000", str(len(all_claims())))
 
@@ -224,7 +230,7 @@ def trial_of(**verdicts):
     for id, judged in verdicts.items():
         id = id.replace("_", "-")
         found[id] = tuple(
-            RecordedVerdict(id, Verdict(verdict), "found", f"GPU {number}")
+            RecordedVerdict(Verdict(verdict), "found", f"GPU {number}")
             for number, verdict in enumerate(judged.split())
         )
     return Trial(found)
@@ -244,11 +250,11 @@ def test_a_claim_counts_once_and_depends_where_machines_disagree():
     assert list(counts) == [*"ABCD"]
     assert [counts[letter][Verdict.WRONG] for letter in counts] == [0, 1, 1, 1]  # of all three
     assert counts["A"][Verdict.SUPPORTED] == counts["A"][Verdict.DEPENDS] == 1
-    rows = export.verdicts(trial).rows
+    rows = verdict_table(trial).rows
     assert [row[0].split()[0] for row in rows] == ["A", "B", "C", "D", "all,"]
-    column = export.verdicts(trial).columns.index("wrong")
+    column = verdict_table(trial).columns.index("wrong")
     assert [row[column] for row in rows] == [*"01111"]
-    assert "Judged on: GPU 0; GPU 1." in export.verdicts(trial).note
+    assert "Judged on: GPU 0; GPU 1." in verdict_table(trial).note
     for letter, verdicts in counts.items():
         made = [claim for claim in all_claims().values() if letter in claim.sources]
         assert verdicts.total() == len(made)
@@ -264,7 +270,7 @@ def test_a_finding_says_under_which_conditions_a_claim_agrees():
 
 
 def test_a_section_is_escaped_as_html_and_as_markdown():
-    section = export.Table("Heading", EVIL, ("a", "b"), ((EVIL, "1"), ("c", "2")))
+    section = cheat_sheet.Table("Heading", EVIL, ("a", "b"), ((EVIL, "1"), ("c", "2")))
     assert EVIL not in section._repr_html_()
     lines = str(section).splitlines()
     assert lines[0] == "## Heading"
@@ -280,12 +286,12 @@ def test_the_page_holds_the_tables_that_are_made():
     made = build()
     if made.versions != versions[1]:
         pytest.skip(f"{PAGE.name} was made with {versions[1]}, this is {made.versions}")
-    for section in export.sections(made):
+    for section in cheat_sheet.sections(made):
         assert str(section) in page
 
 
 def test_the_page_counts_the_verdicts_of_all_records():
-    assert str(export.verdicts(gather())) in PAGE.read_text(encoding="utf-8")
+    assert str(verdict_table(gather())) in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_picture_shows_the_order_of_the_table():
@@ -309,12 +315,12 @@ def test_the_command(capsys, sheet, monkeypatch):
         given.update(options, job=job)
         return sheet
 
-    monkeypatch.setattr(figures, "build", fake)
+    monkeypatch.setattr(cheat_sheet, "build", fake)
     assert main.main(["cheat-sheet", "--gpu", "t4", "--batch-size", "8"]) == 0
-    assert given["job"] == CommonJob(gpu="t4", recipe=figures.PLAIN.but(batch_size=8))
+    assert given["job"] == CommonJob(gpu="t4", recipe=cheat_sheet.PLAIN.but(batch_size=8))
     printed = capsys.readouterr().out
     assert printed.startswith("# GPU Memory Lab: cheat sheet\n\n## ")
-    for section in export.sections(sheet):
+    for section in cheat_sheet.sections(sheet):
         assert f"## {section.heading}\n\n{section.markdown()}\n" in printed
         assert {len(line) for line in section.rows} == {len(section.columns)}
 

@@ -86,7 +86,6 @@ def test_bytes_are_counted_and_the_disks_errors_end_the_job(tmp_path, monkeypatc
     assert (tmp_path / "x").stat().st_size == 32  # its place is taken
     assert one.async_pread(buffer, path, 0) == 0
     assert (traffic.read_bytes, traffic.written_bytes) == (32, 32)
-    assert traffic.waited_seconds > 0
     one.refuse = True
     for transfer in (one.async_pread, one.async_pwrite):
         with pytest.raises(OSError, match="refuses direct transfers"):
@@ -169,6 +168,5 @@ def test_zero_infinity_trains_as_plain_pytorch_does(tmp_path, monkeypatch):
     # Weights are read forward and backward, gradients and state in the step; small biases stay.
     assert 24 * numbers <= moved["read_bytes"] <= 24.2 * numbers
     assert 20 * numbers <= moved["written_bytes"] <= 20.2 * numbers
-    assert moved["waited_seconds"] > 0
     swapped_bytes = sum(path.stat().st_size for path in folder.rglob("*.swp"))
     assert 20 * numbers <= swapped_bytes <= 20.2 * numbers

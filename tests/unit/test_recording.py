@@ -70,7 +70,8 @@ def test_a_table_is_recorded_then_skipped_then_recorded_again(places, monkeypatc
 
     monkeypatch.setattr(recorder, "run_process", never)
     assert new_recorder(places).accuracy("headlines.json") == SKIPPED
-    assert accuracy.recorded_tables(places.target.parent, "headlines.json") == {"gpu": TABLE}
+    monkeypatch.setattr(results, "result_folders", lambda: [places.target.parent])
+    assert accuracy.recorded_tables("headlines.json") == {"gpu": TABLE}
 
     newer = replace(TABLE, date="2026-01-04T00:00:00+00:00")
     monkeypatch.setattr(recorder, "run_process", process(places, newer))

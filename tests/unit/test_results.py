@@ -192,7 +192,8 @@ def place(folder, gpu, name, found):
     results.save(found, folder / gpu / name)
 
 
-def test_a_broken_file_or_one_of_another_lesson_is_left_out_with_a_warning(tmp_path):
+def test_a_broken_file_or_one_of_another_lesson_is_left_out_with_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "result_folders", lambda: [tmp_path])
     place(tmp_path, "t4", "06.json", result())
     place(tmp_path, "l4", "06.json", result(lesson="07"))
     place(tmp_path, "l4", "07.json", result(lesson="07"))
@@ -200,7 +201,7 @@ def test_a_broken_file_or_one_of_another_lesson_is_left_out_with_a_warning(tmp_p
     place(tmp_path, "h200", "headlines.json", result())  # of another kind: not looked at
     (tmp_path / "h200" / "06.json").write_text("{")
     with pytest.warns(UserWarning, match="left out") as warned:
-        found = results.all_recorded(tmp_path)
+        found = results.all_recorded()
     assert {gpu: [each.lesson for each in held] for gpu, held in found.items()} == {
         "l4": ["07"],
         "t4": ["06"],
@@ -211,7 +212,7 @@ def test_a_broken_file_or_one_of_another_lesson_is_left_out_with_a_warning(tmp_p
     assert "holds a result of lesson '07'" in texts
     assert "run 1 (baseline): it reserved fewer" in texts
     with pytest.warns(UserWarning, match="lesson '07'"):
-        assert [each.where for each in results.results_of("06", folder=tmp_path)] == ["Test CPU"]
+        assert [each.where for each in results.results_of("06")] == ["Test CPU"]
 
 
 def test_the_first_of_two_folders_wins(tmp_path, monkeypatch):

@@ -1,12 +1,14 @@
-"""Lines: one quantity against another, such as the peak against the batch size.
+"""Figures that only lessons draw: one quantity against another, and losses over several seeds.
 
-Limits: meant for a handful of lines; from the eighth on, colours repeat.
+Limits: meant for a handful of lines; from the eighth on, colours repeat. Loss curves are smoothed
+over a twentieth of the steps, their table is not.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
@@ -24,6 +26,7 @@ from gpumem.figures.drawing import (
 from gpumem.figures.html_table import MISSING
 from gpumem.inputs import InputError
 from gpumem.units import format_bytes
+from labkit.loss_comparison import Losses
 
 TABLE_ROWS = 12
 MOST_MARKERS = 40  # of points in a line; more would hide it
@@ -48,22 +51,14 @@ def lines(
         series: for each line's name its points, ``{x: y}``; None for a y that could not be
             had (out of memory): a gap in the line, a dash in the table. A line named after
             a category has the category's colour; "A in B" beside a line "A" is that one dashed.
-        x_label: what x is, with its unit.
-        y_label: what y is.
+        x_label, y_label: what they are; x with its unit.
         log: both axes logarithmic, so that "twice as much" is the same distance everywhere
             and a power law is straight. Needs numbers above zero.
         title: what the figure shows; None: "<y_label> against <x_label>".
         source: where the numbers come from, such as ``run.label``.
-        limit: where to draw a horizontal line, unless it is far above all others.
-        limit_label: what to call that line.
+        limit, limit_label: where to draw a horizontal line, unless it is far above all others.
         write: turns a y into text; the default takes bytes.
         under: rows of numbers to write beneath the axis, by name.
-
-    Returns:
-        The figure, already shown.
-
-    Raises:
-        InputError: no line has a point, or ``log`` with a number that is not above zero.
     """
     curves = {str(name): dict(sorted(curve.items())) for name, curve in series.items()}
     known = [(x, y) for curve in curves.values() for x, y in curve.items() if _finite(y)]
@@ -132,3 +127,65 @@ def lines(
 
 def _finite(y: float | None) -> bool:
     return y is not None and math.isfinite(y)
+
+
+def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None) -> Picture:
+    """Show the loss over the steps, with the last losses in a table beneath.
+
+    A line is the mean over the seeds, the band around it reaches from the lowest to the highest.
+    A line ends where a loss is no longer finite. If one goes ten times higher than another ever is,
+    the figure ends at one and a half times that other's highest loss, and begins near the lowest.
+
+    ``several`` are what ``lab.losses`` gave, one or more; the table compares each with the first.
+    ``title`` says what the figure shows.
+    """
+    several = [several] if isinstance(several, Losses) else list(several)
+    if not several or not all(isinstance(each, Losses) for each in several):
+        raise InputError("loss_curves draws what lab.losses gave, at least one")
+    source = "; ".join(dict.fromkeys(each.label for each in several))
+    marker = "o" if len(several[0].curves[0]) == 1 else ""  # one point makes no line
+    legend = [
+        Line2D([], [], label=each.name, marker=marker, **line_style(number))
+        for number, each in enumerate(several)
+    ]
+    figure = Picture(title or "Loss during training", source, body=350, legend=legend, columns=3)
+    highest, lowest = [], []
+    with figure.drawing() as axes:
+        for each, line in zip(several, legend, strict=True):
+            curves = pd.DataFrame(each.curves).T  # a row for each step, a column for each seed
+            bad = ~np.isfinite(curves)
+            highest.append(curves.mask(bad, 0).abs().max(axis=None))
+            lowest.append(curves.mask(bad).min(axis=None))
+            smooth = curves.mask(bad).rolling(max(1, len(curves) // 20), min_periods=1).mean()
+            smooth[bad.any(axis=1).cummax()] = np.nan  # from the first bad loss of any seed on
+            steps, low, high = smooth.index + 1, smooth.min(axis=1), smooth.max(axis=1)
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+            line.set_data(steps, smooth.mean(axis=1).to_numpy())
+            axes.add_line(line)
+        axes.autoscale_view()
+        # One line that diverges would press the others flat: it leaves the figure instead.
+        usual = min(filter(None, highest), default=0)
+        if usual and max(highest) > 10 * usual:
+            axes.set_ylim(0.9 * max(0, np.nanmin(lowest)), 1.5 * usual)
+        name_axes(axes, "step", "loss in nats per token")
+    figure.describe(
+        "Lines",
+        ["", "first loss", "last loss", "lowest to highest", f"against {several[0].name}"],
+        [_row(each, several[0]) for each in several],
+        caption=f"{figure.title}; {source}. Last loss: mean of the last tenth of the steps.",
+    )
+    return figure.show()
+
+
+def _row(losses: Losses, first: Losses) -> list[str]:
+    spread = change = MISSING
+    comparable = losses.seeds == first.seeds and len(losses.curves[0]) == len(first.curves[0])
+    if math.isfinite(losses.final):
+        spread = " to ".join(map(_text, losses.spread))
+        if comparable and losses is not first:
+            change = str(losses.against(first))
+    return [losses.name, _text(losses.curves[0][0]), _text(losses.final), spread, change]
+
+
+def _text(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "not finite"

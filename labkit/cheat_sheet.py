@@ -1,0 +1,486 @@
+"""The cheat sheet: what each technique takes on one job, in which order to adopt them, and how many
+of the articles' claims survived.
+
+Everything is simulated; bounds, links and changes of the training are those of `labkit advise`. The
+verdicts are those that GPUs recorded. A notebook shows the tables as HTML, others as Markdown.
+
+Limits: one model, GPU and batch at a time, and techniques rank differently on others. A bound is
+not a time: it counts neither kernel launches nor the CPU's work on an offloaded optimizer. The
+greedy order looks one move ahead, or two where nothing is free and neither saves anything alone.
+"""
+
+import functools
+import itertools
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from gpumem.estimation.estimate import estimate
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.recipes_to_try import changes
+from gpumem.estimation.search import link_and_bound
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.figures import html_pages
+from gpumem.hardware import catalogue
+from gpumem.hardware.catalogue import Gpu
+from gpumem.hardware.this_machine import machine
+from gpumem.inputs import InputError
+from gpumem.models.config import find_config
+from gpumem.runs import Run
+from gpumem.trace import Category
+from gpumem.units import format_bytes
+from labkit.lesson.claims import Verdict, all_claims, article_names, format_found, format_value
+from labkit.lesson.results import JudgementRecord, Result, all_recorded, versions_text
+
+#: Fraction of the plain job's peak below which a change counts as none.
+LEAST_SAVED = 0.005
+#: Fraction of the plain job's bound below which a move costs nothing.
+LEAST_SLOWER = 0.001
+NOTHING, OPEN = "–", "open"
+PLAIN = Recipe(batch_size=4, seq_len=1024, attention="eager")
+
+
+# --- techniques -----------------------------------------------------------------------------------
+
+Change = Callable[[Recipe, Gpu], Recipe]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """``change`` makes a recipe with it of one without; None where no recipe can express it."""
+
+    name: str
+    lesson: str
+    effort: str
+    not_when: str
+    change: Change | None = None
+
+
+def _changed(recipe: Recipe, gpu: Gpu, *, fields: Mapping[str, Any]) -> Recipe:
+    """Return ``recipe`` with ``fields``; some depend on the recipe and the GPU."""
+    fields = dict(fields)
+    if fields.get("precision") == "amp":
+        if recipe.precision != "fp32":  # it is in half precision already
+            return recipe
+        fields["precision"] = "amp-bf16" if gpu.bf16_native else "amp-fp16"
+    if "accumulate" in fields:
+        if recipe.accumulate > 1:
+            return recipe
+        if recipe.batch_size % fields["accumulate"]:
+            raise InputError(f"a batch of {recipe.batch_size} has no halves")
+        fields["batch_size"] = recipe.batch_size // fields["accumulate"]
+    return recipe.but(**fields)
+
+
+def _read(recipe: Mapping[str, Any] | None = None, **entry: Any) -> Technique:
+    change = None if recipe is None else functools.partial(_changed, fields=recipe)
+    return Technique(change=change, **entry)
+
+
+_FILE = Path(__file__).with_name("techniques.toml")
+TECHNIQUES = tuple(_read(**each) for each in tomllib.loads(_FILE.read_text("utf-8"))["technique"])
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonJob:
+    """The job on which techniques are compared: a model, a GPU, and plain training with AdamW."""
+
+    model: str = "Llama-3.2-1B"
+    gpu: str = "rtx-4090"
+    recipe: Recipe = PLAIN
+
+    @property
+    def simulated_gpu(self) -> Gpu:
+        return catalogue.gpu(self.gpu)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one recipe takes, simulated: whether the GPU is large enough, a step's least seconds."""
+
+    recipe: Recipe
+    run: Run
+    fits: bool
+    seconds: float
+
+
+@functools.cache
+def simulated(job: CommonJob, recipe: Recipe) -> Figures:
+    """Return the figures of ``recipe`` for the job's model and GPU; nothing is simulated twice."""
+    found = estimate(job.model, gpu=job.gpu, recipe=recipe)
+    _, seconds = link_and_bound(found, shapes_of(find_config(job.model)[1]))
+    return Figures(recipe, replace(found.run, trace=None, oom=None), found.fits, seconds)
+
+
+# --- each technique alone -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TechniqueRow:
+    """One technique on the common job: ``before``, and ``after`` with it alone.
+
+    ``after`` is None where ``refused`` says why it cannot be had.
+    """
+
+    technique: Technique
+    before: Figures
+    after: Figures | None = None
+    refused: str = ""
+
+    @property
+    def part(self) -> tuple[Category, int] | None:
+        """The category whose bytes at the peak fall most, and by how many; None if none falls."""
+        before, after = self.before.run, self.after.run
+        fall = {c: before.bytes_of(c) - after.bytes_of(c) for c in Category}
+        category = max(fall, key=lambda c: (fall[c], c))
+        if fall[category] <= LEAST_SAVED * before.peak_bytes:
+            return None
+        return category, fall[category]
+
+
+def row(technique: Technique, job: CommonJob) -> TechniqueRow:
+    """Return the row of ``technique`` on ``job``, which itself can be simulated."""
+    plain = simulated(job, job.recipe)
+    if technique.change is None:
+        return TechniqueRow(technique, plain, refused="no recipe")
+    try:
+        recipe = technique.change(job.recipe, job.simulated_gpu)
+        if recipe == job.recipe:
+            raise InputError("the job has it already")
+        return TechniqueRow(technique, plain, simulated(job, recipe))
+    except InputError as error:
+        return TechniqueRow(technique, plain, refused=str(error))
+
+
+# --- in which order to adopt techniques -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Move:
+    """One step of the order of adoption: a technique, or two of which neither saves alone.
+
+    ``before`` and ``after`` are on top of all earlier moves; ``changed``: it changes the training.
+    """
+
+    techniques: tuple[Technique, ...]
+    before: Figures
+    after: Figures
+    changed: bool
+
+    @property
+    def name(self) -> str:
+        return " + ".join(technique.name for technique in self.techniques)
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.before.run.peak_bytes - self.after.run.peak_bytes
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds of the bound on a step; negative where it falls."""
+        return self.after.seconds - self.before.seconds
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the bound does not grow."""
+        return self.added_seconds <= LEAST_SLOWER * self.before.seconds
+
+    @property
+    def worth(self) -> tuple[bool, float]:
+        """Sort key, the best last: free moves by bytes, the others by bytes per second."""
+        return self.is_free, self.saved_bytes / (1 if self.is_free else self.added_seconds)
+
+
+def order_of_adoption(
+    job: CommonJob, techniques: Sequence[Technique] = TECHNIQUES
+) -> tuple[Move, ...]:
+    """Adopt greedily, from the plain job on, what saves most bytes of the peak per added second.
+
+    First all that leaves the training as it is, until nothing of it saves; then, on top of that,
+    what changes the training. Where nothing is free, those that save nothing alone are tried in
+    pairs.
+    """
+    now = simulated(job, job.recipe)
+    left = [technique for technique in techniques if technique.change]
+    order: list[Move] = []
+    for changed in (False, True):
+        while saving := _saving(job, now, left, changed):
+            best = max(saving, key=lambda move: move.worth)
+            order.append(best)
+            left = [technique for technique in left if technique not in best.techniques]
+            now = best.after
+    return tuple(order)
+
+
+def _saving(job: CommonJob, now: Figures, left: Sequence[Technique], changed: bool) -> list[Move]:
+    """Return the moves from ``now`` that save something of the peak."""
+    least_bytes = LEAST_SAVED * simulated(job, job.recipe).run.peak_bytes
+    tried = _moves(job, now, itertools.combinations(left, 1), changed)
+    saving = [move for move in tried if move.saved_bytes >= least_bytes]
+    if changed or any(move.is_free for move in saving):
+        return saving
+    silent = [move.techniques[0] for move in tried if move.saved_bytes < least_bytes]
+    pairs = _moves(job, now, itertools.combinations(silent, 2), changed)
+    return saving + [move for move in pairs if move.saved_bytes >= least_bytes]
+
+
+def _moves(
+    job: CommonJob, now: Figures, choices: Iterable[tuple[Technique, ...]], changed: bool
+) -> list[Move]:
+    """Return those of ``choices`` that are possible from ``now`` on and are of this kind."""
+    moves = []
+    for techniques in choices:
+        recipe = now.recipe
+        try:
+            for technique in techniques:
+                recipe = technique.change(recipe, job.simulated_gpu)
+            changes_more = bool(set(changes(recipe)) - set(changes(now.recipe)))
+            if recipe == now.recipe or recipe.ranks > 1 or changes_more != changed:
+                continue
+            after = simulated(job, recipe)
+        except InputError:  # an earlier move excludes it, or the GPU cannot do it
+            continue
+        moves.append(Move(techniques, now, after, changed))
+    return moves
+
+
+# --- verdicts of GPUs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RecordedVerdict:
+    """One judgement on a GPU that recorded, a phantom or not.
+
+    ``agrees`` and ``differs`` are what was found under the conditions that support the claim, and
+    under the others.
+    """
+
+    verdict: Verdict
+    found: str
+    machine: str
+    phantom: bool = False
+    agrees: str = ""
+    differs: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The judgements by claim; none where nobody could judge."""
+
+    findings: Mapping[str, tuple[RecordedVerdict, ...]]
+
+    def verdict(self, id: str) -> Verdict:
+        """Return the claim's one verdict over all records: *depends* where these disagree."""
+        found = {finding.verdict for finding in self.findings[id]}
+        if len(found) > 1:
+            return Verdict.DEPENDS
+        return found.pop() if found else Verdict.NOT_TESTABLE
+
+    def by_article(self) -> dict[str, Counter[Verdict]]:
+        """Count the verdicts on each article's claims; a claim of two articles counts in both."""
+        counted: dict[str, Counter[Verdict]] = {}
+        for id, claim in all_claims().items():
+            for letter in claim.sources:
+                counted.setdefault(letter, Counter())[self.verdict(id)] += 1
+        return dict(sorted(counted.items()))
+
+    @property
+    def machines(self) -> list[str]:
+        """The machines that judged, phantoms last."""
+        every = {(f.phantom, f.machine) for found in self.findings.values() for f in found}
+        return [machine for _, machine in sorted(every)]
+
+
+def gather() -> Trial:
+    """Return every judgement that GPUs recorded; "not testable here" is none."""
+    found: dict[str, list[RecordedVerdict]] = {id: [] for id in all_claims()}
+    for recorded in all_recorded().values():
+        for result in recorded:
+            for entry in result.judgements:
+                if entry["id"] in found and entry["verdict"] != Verdict.NOT_TESTABLE:
+                    found[entry["id"]].append(_recorded_verdict(result, entry))
+    return Trial({id: tuple(judgements) for id, judgements in found.items()})
+
+
+def _recorded_verdict(result: Result, entry: JudgementRecord) -> RecordedVerdict:
+    measured, unit = entry.get("measured"), all_claims()[entry["id"]].unit
+    agrees, differs = {}, {}
+    for name, verdict in entry.get("by_condition", {}).items():
+        if verdict != Verdict.NOT_TESTABLE and isinstance(measured, Mapping):
+            kept = agrees if verdict == Verdict.SUPPORTED else differs
+            kept[name] = measured.get(name)
+    found, *texts = (format_found(each, unit) for each in (measured, agrees, differs))
+    return RecordedVerdict(entry["verdict"], found, result.where, result.phantom, *texts)
+
+
+# --- the sheet ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Everything the cheat sheet says; ``plain`` are the job's own figures."""
+
+    job: CommonJob
+    plain: Figures
+    rows: tuple[TechniqueRow, ...]
+    order: tuple[Move, ...]
+    trial: Trial
+    versions: str
+
+
+def build(
+    job: CommonJob | None = None,
+    *,
+    trial: Trial | None = None,
+    techniques: Sequence[Technique] = TECHNIQUES,
+    report: Callable[[str], object] = lambda name: None,
+) -> Sheet:
+    """Simulate the techniques, each alone and in their order of adoption.
+
+    ``trial`` are the verdicts, what `gather` finds if None; ``report`` is called with the name of
+    each technique that is simulated next.
+    """
+    job = job or CommonJob()
+    rows = []
+    for technique in techniques:
+        report(technique.name)
+        rows.append(row(technique, job))
+    report("the order of adoption")
+    order = order_of_adoption(job, techniques)
+    versions = versions_text({"versions": machine().versions})
+    return Sheet(job, simulated(job, job.recipe), tuple(rows), order, trial or gather(), versions)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """A table of texts, with a note on where its figures come from. A notebook shows it as HTML."""
+
+    heading: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __repr__(self) -> str:
+        return f"## {self.heading}\n\n{self.markdown()}"
+
+    def markdown(self) -> str:
+        """Return the note and the table as Markdown, without the heading."""
+        lines = [self.note, ""]
+        for line in (self.columns, ["---"] * len(self.columns), *self.rows):
+            cells = [cell.replace("|", "\\|") for cell in line]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        note = Markup("<p>{}</p>").format(self.note)
+        return note + html_pages.table(self.heading, self.columns, self.rows)
+
+
+def sections(sheet: Sheet) -> tuple[Table, ...]:
+    """Return everything that the sheet says, in order."""
+    return technique_table(sheet), order_table(sheet), verdict_table(sheet.trial)
+
+
+def technique_table(sheet: Sheet) -> Table:
+    """Return a row for each technique: figures alone, effort, when not to."""
+    columns = ("technique", "peak", "change", "what falls most", "bound on a step", "to write")
+    columns += ("when not to",)
+    rows = tuple(
+        (*_technique_cells(each), each.technique.effort, each.technique.not_when)
+        for each in sheet.rows
+    )
+    job, plain = sheet.job, sheet.plain
+    fits = "fits" if plain.fits else "does not fit"
+    note = (
+        f"Peaks and bounds are simulated for {job.simulated_gpu.name}, on one job: {job.model}, "
+        f"{job.recipe}. Without any of them it takes {format_bytes(plain.run.peak_bytes)}, which "
+        f"{fits} that GPU, and at least {_seconds(plain.seconds)} a step. A bound is the least "
+        "time that the GPU's arithmetic, memory and links allow; it is not a measured time. "
+        f"Simulated with {sheet.versions}."
+    )
+    return Table("Techniques, each alone", note, columns, rows)
+
+
+def _technique_cells(row: TechniqueRow) -> tuple[str, ...]:
+    name = f"{row.technique.lesson} {row.technique.name}"
+    if row.after is None:
+        return name, NOTHING, NOTHING, row.refused, NOTHING
+    part = "nothing"
+    if row.part:
+        category, fallen_bytes = row.part
+        part = f"{category} −{format_bytes(fallen_bytes)}"
+    before_bytes, after_bytes = row.before.run.peak_bytes, row.after.run.peak_bytes
+    slower = percent(row.after.seconds / row.before.seconds - 1)
+    bound = f"{_seconds(row.after.seconds)} ({slower})"
+    return name, format_bytes(after_bytes), percent(after_bytes / before_bytes - 1), part, bound
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+def percent(share: float) -> str:
+    """Write a signed fraction as ``"+12 %"``."""
+    digits = 0 if abs(share) >= 0.0995 else 1
+    text = f"{100 * abs(share):.{digits}f}"
+    sign = "+" if share > 0 else "−"
+    return f"{sign if float(text) else ''}{text} %"
+
+
+def order_table(sheet: Sheet) -> Table:
+    columns = ("move", "peak after it", "saved", "bound on a step", "saved per added second")
+    columns += ("fits the GPU", "training")
+    plain = sheet.plain
+    peak, seconds = format_bytes(plain.run.peak_bytes), _seconds(plain.seconds)
+    fits = format_value(plain.fits, "yes_no")
+    first = ("plain", peak, NOTHING, seconds, NOTHING, fits, "the same")
+    rows = [_move_cells(number, move) for number, move in enumerate(sheet.order, 1)]
+    note = (
+        "From the plain job on, always the move that saves most bytes of the peak per second that "
+        "it adds to the bound; first what trains the same, then what changes the training, "
+        f"until nothing that these allow saves. Simulated for {sheet.job.simulated_gpu.name}, "
+        f"{sheet.job.model}, {sheet.job.recipe}. Stop at the first that fits with room to spare."
+    )
+    return Table("Order of adoption", note, columns, (first, *rows))
+
+
+def _move_cells(number: int, move: Move) -> tuple[str, ...]:
+    worth = "free"
+    if not move.is_free:
+        worth = f"{format_bytes(round(move.saved_bytes / move.added_seconds))} per s"
+    share = percent(move.added_seconds / move.before.seconds)
+    return (
+        f"{number}. {move.name}",
+        format_bytes(move.after.run.peak_bytes),
+        format_bytes(move.saved_bytes),
+        f"{_seconds(move.after.seconds)} ({share})",
+        worth,
+        format_value(move.after.fits, "yes_no"),
+        "changed" if move.changed else "the same",
+    )
+
+
+def verdict_table(trial: Trial) -> Table:
+    """Return how many claims of each article came out how."""
+    names = [f"{letter} {name}" for letter, name in article_names().items()]
+    counted = dict(zip(names, trial.by_article().values(), strict=True))
+    counted["all, each once"] = Counter(trial.verdict(id) for id in all_claims())
+    rows = tuple((name, *(str(counts[v]) for v in Verdict)) for name, counts in counted.items())
+    columns = ("claims of", *(OPEN if v is Verdict.NOT_TESTABLE else str(v) for v in Verdict))
+    note = (
+        "A claim has one verdict over all records: where these disagree, it depends. Open is what "
+        "no record could judge. A phantom GPU is PyTorch's CUDA build without the GPU: bytes are "
+        "judged there, seconds are not. Judged on: " + ("; ".join(trial.machines) or "nothing yet")
+    )
+    return Table("Claims on trial", f"{note}.", columns, rows)

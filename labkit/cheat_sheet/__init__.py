@@ -1,1 +1,0 @@
-"""Every technique with its figures and verdicts on one page."""

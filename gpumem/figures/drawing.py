@@ -16,6 +16,7 @@ import html
 import io
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -32,7 +33,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator
 
 from gpumem.figures.cards import Shown
-from gpumem.figures.html_table import Rich, grid
+from gpumem.figures.html_pages import Rich, grid
 from gpumem.trace import ROUNDING, Category
 from gpumem.units import format_bytes
 
@@ -80,28 +81,9 @@ PAPER = {"facecolor": "white", "alpha": 0.95, "edgecolor": "none", "pad": 1.5}  
 ROWS_IN_ALT = 12  # of a table; a longer text would not be listened to
 WIDTH = 800  # CSS pixels; the image itself has 1.6 times as many, for sharp screens
 DPI, SHARPNESS = 100, 1.6
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.5,
-    "text.parse_math": False,  # a "$" in a name is a dollar sign
-    "text.color": INK,
-    "axes.edgecolor": "#B8B8B8",
-    "axes.labelcolor": GREY,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.axisbelow": True,
-    "axes.formatter.use_mathtext": False,
-    "grid.color": "#E4E4E4",
-    "hatch.linewidth": 0.5,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.major.pad": 6,
-    "ytick.major.pad": 6,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
+STYLE = mpl.rc_params_from_file(
+    Path(__file__).with_name("figures.mplstyle"), use_default_template=False
+)
 
 
 class Picture(Shown, Figure):

@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.display import display
 
-from gpumem.figures.html_table import MISSING, Rich, grid
+from gpumem.figures.html_pages import MISSING, Rich, grid
 from gpumem.inputs import InputError, shown
 from gpumem.runs import Run
 from gpumem.trace import Category

@@ -34,7 +34,7 @@ from gpumem.figures.drawing import (
     scale,
     showing,
 )
-from gpumem.figures.html_table import MISSING
+from gpumem.figures.html_pages import MISSING
 from gpumem.inputs import InputError, positive_int
 from gpumem.runs import OutOfMemory, Run
 from gpumem.trace import Phase, Timeline, points_to_draw

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from gpumem.figures.drawing import Picture, line_style, name_axes
-from gpumem.figures.html_table import MISSING
+from gpumem.figures.html_pages import MISSING
 from gpumem.inputs import InputError
 from labkit.loss_comparison import Losses
 

@@ -37,34 +37,24 @@ from gpumem.figures.html_pages import Rich, grid
 from gpumem.trace import ROUNDING, Category
 from gpumem.units import format_bytes
 
-# Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
-COLOURS: dict[Category, str] = {
-    Category.WEIGHTS: "#0072B2",
-    Category.BUFFERS: "#56B4E9",
-    Category.GRADIENTS: "#E69F00",
-    Category.OPTIMIZER: "#009E73",
-    Category.ACTIVATIONS: "#D55E00",
-    Category.TEMPORARY: "#CC79A7",
-    Category.UNATTRIBUTED: "#8A8A8A",
-}
-HATCHES: dict[Category, str] = {
-    Category.WEIGHTS: "",
-    Category.BUFFERS: "....",
-    Category.GRADIENTS: "///",
-    Category.OPTIMIZER: "\\\\\\",
-    Category.ACTIVATIONS: "---",
-    Category.TEMPORARY: "xxx",
-    Category.UNATTRIBUTED: "+++",
-}
 RESERVED = "reserved, not used"
-#: Of what is no category; the loss takes the colour of buffers, which no bar draws beside it.
-OTHER_STYLES = {
+# Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
+# What is no category follows; the loss takes the colour of buffers, which no bar draws beside it.
+AREAS: dict[str, tuple[str, str]] = {  # colour and hatch
+    Category.WEIGHTS: ("#0072B2", ""),
+    Category.BUFFERS: ("#56B4E9", "...."),
+    Category.GRADIENTS: ("#E69F00", "///"),
+    Category.OPTIMIZER: ("#009E73", "\\\\\\"),
+    Category.ACTIVATIONS: ("#D55E00", "---"),
+    Category.TEMPORARY: ("#CC79A7", "xxx"),
+    Category.UNATTRIBUTED: ("#8A8A8A", "+++"),
     RESERVED: ("#BDBDBD", ""),
     ROUNDING: ("#FFFFFF", ""),
     "logits and loss": ("#56B4E9", "|||"),
     "16-bit copies": ("#56B4E9", "///"),  # of lesson 04, next to temporary
     "product": ("#D9D9D9", "xxx"),  # of lesson 11, the seventh part: black would hide its outline
 }
+COLOURS = {category: AREAS[category][0] for category in Category}
 OTHER_HATCHES = ("", "///", "...", "\\\\\\", "---", "xxx")
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PALE = ("#E69F00", "#56B4E9")
@@ -242,13 +232,12 @@ def _image(png: bytes, alt: str, width: int) -> Rich:
 
 
 def fill(name: str, number: int = 0) -> dict[str, Any]:
-    """Return the style of an area, as keywords of a matplotlib patch.
-
-    A category and what ``OTHER_STYLES`` names have one of their own, others that of their number.
-    """
-    colour = COLOURS.get(name, LINE_COLOURS[number % len(LINE_COLOURS)])
-    hatch = HATCHES.get(name, OTHER_HATCHES[number % len(OTHER_HATCHES)])
-    colour, hatch = OTHER_STYLES.get(name, (colour, hatch))
+    """Return the style of an area, as keywords of a matplotlib patch: that of its name in
+    ``AREAS``, else that of its number."""
+    colour, hatch = AREAS.get(
+        name,
+        (LINE_COLOURS[number % len(LINE_COLOURS)], OTHER_HATCHES[number % len(OTHER_HATCHES)]),
+    )
     return {"facecolor": colour, "hatch": hatch, "zorder": 3, **EDGE}
 
 

@@ -181,11 +181,8 @@ class ReplayedCuda(Player):
         return self.allocator.allocate(nbytes, stream=self.trace.events[index].stream)
 
     def steps(self) -> Iterator[int]:
-        """Serve one step after the other, the first with its setup; yield their numbers.
-
-        Raises:
-            SimulatedOutOfMemory: a request that the GPU could not have served.
-        """
+        """Serve one step after the other, the first with its setup; yield their numbers. A request
+        that the GPU could not have served raises `SimulatedOutOfMemory`."""
         indices = [index for index, _, _ in self.trace.changes()]
         ends = [bisect_left(indices, stop) for _, stop in self.trace.steps()]
         for number, (start, end) in enumerate(pairwise([0, *ends]), start=1):

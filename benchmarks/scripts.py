@@ -24,8 +24,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import phantom_gpu
+from gpumem.files import TemporaryFolder
 from gpumem.hardware import catalogue
-from gpumem.temporary_folder import TemporaryFolder
 from gpumem.units import format_bytes
 from phantom_gpu.report import FitReport
 from phantom_gpu.run_script import run_program

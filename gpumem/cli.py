@@ -46,48 +46,36 @@ def add_commands(commands: Any) -> None:
     common.add_argument("--host-memory", type=size, metavar="SIZE", help=text)
     common.add_argument("model", metavar="MODEL", help=_MODEL)
     common.add_argument("--json", action="store_true", help="print everything found as JSON")
-    _add_estimate(commands, common)
-    _add_advise(commands, common)
-    models = commands.add_parser("models", help="list the models that labkit knows by name")
-    models.set_defaults(action=_models)
-    gpus = commands.add_parser("gpus", help="list the GPUs that labkit knows by name")
-    gpus.set_defaults(action=_gpus)
+    planning = {"epilog": _EXIT, "parents": [common]}
 
-
-def _add_estimate(commands: Any, common: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
-        "estimate",
-        help="say what training a model takes on a GPU, without the GPU",
-        epilog=_EXIT,
-        parents=[common],
-    )
-    add_recipe_options(parser)
-    option = parser.add_argument
+    text = "say what training a model takes on a GPU, without the GPU"
+    estimate = commands.add_parser("estimate", help=text, **planning)
+    estimate.set_defaults(action=_estimate)
+    add_recipe_options(estimate)
+    option = estimate.add_argument
     smallest = "this machine's, else the smallest common one that can run the recipe"
     option("--gpu", metavar="NAME", help=f"a GPU of the catalogue (default: {smallest})")
     option("--recipe", metavar="FILE.json", help="start from a recipe in a file")
     option("--exact", action="store_true", help="trace every layer, even if identical")
-    parser.set_defaults(action=_estimate)
 
-
-def _add_advise(commands: Any, common: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
-        "advise",
-        help="say how to train a model on a GPU, and write the script",
-        epilog=_EXIT,
-        parents=[common],
-    )
-    option = parser.add_argument
+    text = "say how to train a model on a GPU, and write the script"
+    advise = commands.add_parser("advise", help=text, **planning)
+    advise.set_defaults(action=_advise)
+    option = advise.add_argument
     several = "how many of them, each with a copy of the model or sharing it (default: 1)"
     option("--gpu", required=True, metavar="NAME", help="a GPU of the catalogue")
     option("--gpus", type=int, default=1, metavar="N", help=several)
     option("--seq-len", type=int, metavar="N", help="tokens per sequence (default: 1024)")
     option("--write", metavar="FILE.py", help="write a script for the best recipe")
-    only = parser.add_mutually_exclusive_group()
+    only = advise.add_mutually_exclusive_group()
     for kind, trained in {"full": "every weight", "lora": "adapters"}.items():
         help = f"only recipes that train {trained}"
         only.add_argument(f"--{kind}", dest="only", action="store_const", const=kind, help=help)
-    parser.set_defaults(action=_advise)
+
+    models = commands.add_parser("models", help="list the models that labkit knows by name")
+    models.set_defaults(action=_models)
+    gpus = commands.add_parser("gpus", help="list the GPUs that labkit knows by name")
+    gpus.set_defaults(action=_gpus)
 
 
 def size(text: str) -> int:

@@ -14,7 +14,7 @@ its source sends, of a ``gather`` all but its target. What transformers computes
 before Ampere, one after the other, is not counted.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -65,7 +65,8 @@ def flops_of(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
         # Some overloads are told the result's dtype, of which the formulas do not know.
         operands = [arg for arg in args if not isinstance(arg, torch.dtype)]
         full = formula(*operands, **kwargs, out_val=out)
-        return full // 2 if _is_causal(func, args, kwargs) else full
+        causal = (value for each, value in _given(func, args, kwargs) if each.name == "is_causal")
+        return full // 2 if any(causal) else full
     if func.__name__.partition(".")[0] in QUANTISED_PRODUCTS:
         return 2 * out.numel() * args[0].shape[-1]
     return 0
@@ -74,30 +75,18 @@ def flops_of(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
 def moved_bytes(func: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """Return the bytes that one call reads and writes."""
     # What returns nothing writes into its arguments: `_foreach_` and fused updates.
-    written = (out,) if func._schema.returns else _overwritten(func, args, kwargs)
+    written = [out]
+    if not func._schema.returns:
+        given = _given(func, args, kwargs)
+        written = [value for each, value in given if each.alias_info and each.alias_info.is_write]
     parts = (part for t in tensors_in((args, written)) for part in plain_tensors(t))
     return sum(part.numel() * part.element_size() for part in parts)
 
 
-def _overwritten(func: Any, args: tuple, kwargs: dict) -> list[Any]:
-    """Return the arguments that an operator writes into, by its schema."""
-    return _arguments(
-        func, args, kwargs, lambda each: each.alias_info is not None and each.alias_info.is_write
-    )
-
-
-def _is_causal(func: Any, args: tuple, kwargs: dict) -> bool:
-    """Return whether a call is fused attention that skips what comes later in the text."""
-    return any(_arguments(func, args, kwargs, lambda each: each.name == "is_causal"))
-
-
-def _arguments(func: Any, args: tuple, kwargs: dict, of_kind: Callable[[Any], bool]) -> list[Any]:
-    """Return what a call hands over for those arguments of an operator's schema."""
-    return [
-        args[place] if place < len(args) else kwargs.get(argument.name)
-        for place, argument in enumerate(func._schema.arguments)
-        if of_kind(argument)
-    ]
+def _given(func: Any, args: tuple, kwargs: dict) -> Iterator[tuple[Any, Any]]:
+    """Yield each argument of an operator's schema with what a call hands over for it."""
+    for place, argument in enumerate(func._schema.arguments):
+        yield argument, args[place] if place < len(args) else kwargs.get(argument.name)
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Write files atomically; read and check JSON records."""
+"""Write files atomically; read and check JSON records; temporary folders."""
 
 import gzip
 import json
@@ -73,3 +73,21 @@ def read_file(path: Path, read: Callable[[Any], Read], what: str) -> Read:
         zlib.error,
     ) as error:  # InputErrors are ValueErrors
         raise InputError(f"{path} is not {what} we can read: {error}") from error
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory):
+    """A new folder that is removed when it is closed, forgotten, or Python ends.
+
+    A ``with`` block gives its path. ``parent`` is the folder to make it in, by default where
+    temporary files go; an `InputError` says that none can be made there.
+    """
+
+    def __init__(self, parent: str | os.PathLike | None = None) -> None:
+        try:
+            super().__init__(prefix="labkit-disk-", dir=parent, ignore_cleanup_errors=True)
+        except OSError as error:
+            raise InputError(f"no folder can be made in {parent}: {error.strerror}") from None
+        self.path = Path(self.name)
+
+    def __enter__(self) -> Path:
+        return self.path

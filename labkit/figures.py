@@ -23,7 +23,7 @@ from gpumem.figures.drawing import (
     name_axes,
     scale,
 )
-from gpumem.figures.html_table import MISSING
+from gpumem.figures.html_pages import MISSING
 from gpumem.inputs import InputError
 from gpumem.units import format_bytes
 from labkit.loss_comparison import Losses

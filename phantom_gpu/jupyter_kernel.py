@@ -4,9 +4,9 @@ import importlib.util
 import json
 import sys
 
+from gpumem.files import TemporaryFolder
 from gpumem.hardware import catalogue
 from gpumem.inputs import InputError
-from gpumem.temporary_folder import TemporaryFolder
 from phantom_gpu.environment import environment
 
 

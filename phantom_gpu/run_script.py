@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpumem.files import TemporaryFolder
 from gpumem.hardware import catalogue
 from gpumem.inputs import InputError
 from gpumem.processes import END_SECONDS, descendants, end_group
-from gpumem.temporary_folder import TemporaryFolder
 from gpumem.units import format_bytes
 from phantom_gpu.environment import WATCH_VARIABLE, environment
 from phantom_gpu.report import HANG_SECONDS, FitReport

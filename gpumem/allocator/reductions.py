@@ -68,7 +68,7 @@ def sum_workspaces(
     summed = _joined(sorted(summed, key=lambda axis: axis.stride))
     # In the order of the result, which is contiguous.
     kept = _joined(axis for dim, axis in reversed(list(enumerate(axes))) if dim not in dims)
-    outputs, inputs = _product(kept), _product(summed)
+    outputs, inputs = (prod(axis.size for axis in axes) for axes in (kept, summed))
     along_input = not kept or (bool(summed) and summed[0].stride < kept[0].stride)
     vector = 1
     if not summed and not kept:
@@ -127,13 +127,6 @@ def _block(width_of: int, height_of: int, most: int) -> tuple[int, int]:
 
 def _power(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
-
-
-def _product(axes: list[_Axis]) -> int:
-    product = 1
-    for axis in axes:
-        product *= axis.size
-    return product
 
 
 def _up(a: int, b: int) -> int:

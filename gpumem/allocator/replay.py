@@ -40,14 +40,11 @@ class Replay:
             copied, so the old and the new block are both in use for a moment.
         by_category: what the allocated peak was made of; sums to it. ``unattributed`` has what
             rounding took.
-        flushes: how often ``cudaMalloc`` failed and everything cached was given back.
         failure: the first request that failed; None if all were served. Its ``live_bytes`` is
             what was allocated.
     """
 
     trace: Trace = field(repr=False, compare=False)
-    budget_bytes: int | None
-    expandable_segments: bool
     indices: tuple[int, ...] = field(repr=False)
     allocated_bytes: tuple[int, ...] = field(repr=False)
     reserved_bytes: tuple[int, ...] = field(repr=False)
@@ -55,7 +52,6 @@ class Replay:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     by_category: Mapping[Category, int]
-    flushes: int
     failure: OutOfMemory | None
 
     def step_peaks_bytes(self) -> tuple[int, ...]:
@@ -73,7 +69,6 @@ def replay(
     *,
     budget_bytes: int | None = None,
     expandable_segments: bool = False,
-    device_bytes: int | None = None,
 ) -> Replay:
     """Serve every event of ``trace`` as a `CachingAllocator` with these arguments would.
 
@@ -82,7 +77,7 @@ def replay(
     """
     if not isinstance(trace, Trace):
         raise InputError(f"a replay needs a trace, as in run.trace, not {type(trace).__name__}")
-    player = Player(trace, budget_bytes, expandable_segments, device_bytes)
+    player = Player(trace, budget_bytes, expandable_segments)
     allocator = player.allocator
     indices, allocated, reserved, highest = [], [], [], []
     for index, _, _ in trace.changes():
@@ -92,8 +87,6 @@ def replay(
         reserved.append(allocator.reserved_bytes)
     return Replay(
         trace=trace,
-        budget_bytes=budget_bytes,
-        expandable_segments=allocator.expandable_segments,
         indices=tuple(indices),
         allocated_bytes=tuple(allocated),
         reserved_bytes=tuple(reserved),
@@ -101,7 +94,6 @@ def replay(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
         by_category=player.at_peak,
-        flushes=allocator.flushes,
         failure=player.failure,
     )
 
@@ -182,18 +174,15 @@ class ReplayedCuda(Player):
 
     def __init__(self, trace: Trace, gpu: str | Gpu, *, expandable_segments: bool = False) -> None:
         self._gpu = catalogue.gpu(gpu)
-        memory = self._gpu.budget_bytes, expandable_segments, self._gpu.usable_bytes
-        super().__init__(trace, *memory)
+        gpu_bytes = self._gpu.usable_bytes
+        super().__init__(trace, self._gpu.budget_bytes, expandable_segments, gpu_bytes)
 
     def _allocate(self, index: int, nbytes: int) -> int:
         return self.allocator.allocate(nbytes, stream=self.trace.events[index].stream)
 
     def steps(self) -> Iterator[int]:
-        """Serve one step after the other, the first with its setup; yield their numbers.
-
-        Raises:
-            SimulatedOutOfMemory: a request that the GPU could not have served.
-        """
+        """Serve one step after the other, the first with its setup; yield their numbers. A request
+        that the GPU could not have served raises `SimulatedOutOfMemory`."""
         indices = [index for index, _, _ in self.trace.changes()]
         ends = [bisect_left(indices, stop) for _, stop in self.trace.steps()]
         for number, (start, end) in enumerate(pairwise([0, *ends]), start=1):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem.estimation.estimate import MOST_HOST_BYTES
 from gpumem.estimation.recipe import MOST_SEQUENCE
-from gpumem.estimation.search import GROUPS, Option, Room, Search, bound_text
+from gpumem.estimation.search import GROUPS, Option, Search
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import GPUS, Gpu
 from gpumem.inputs import InputError, one_of, positive_int
@@ -219,7 +219,7 @@ def _row(option: Option) -> list[str]:
     return [
         format_bytes(option.needed_bytes),
         format_bytes(option.host_bytes),
-        bound_text(option.seconds_per_token),
+        f"≥ {1000 * option.seconds_per_token:.3g} s",
         str(len(option.changes) or "none"),
         str(option.recipe),
     ]
@@ -262,16 +262,16 @@ def advise(
     if host_memory_bytes is not None:
         positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
         host_share = host_memory_bytes // gpus
-    room = Room(math.floor(gpu.budget_bytes * (1 - margin)), host_share)
+    room_bytes = math.floor(gpu.budget_bytes * (1 - margin))
     name, config = find_config(model)
-    search = Search(config, gpu, gpus, _sequence(seq_len, config), only, room)
+    search = Search(config, gpu, gpus, _sequence(seq_len, config), only, room_bytes, host_share)
     search.all()
     if not search.options:
         raise InputError(search.refused[0])
     options = tuple(sorted(search.options.values(), key=Option.sort_key))
     smallest = min(options, key=_memory)
     larger_gpu = None
-    if smallest.needed_bytes > room.gpu_bytes:  # then nothing fits
+    if smallest.needed_bytes > room_bytes:  # then nothing fits
         larger_gpu = search.larger_gpu(smallest.recipe, margin)
     return Advice(
         model=name,

@@ -228,8 +228,7 @@ def estimate(
 def assumed_gpu(recipe: Recipe) -> tuple[Gpu, str]:
     """Return the GPU for ``recipe`` where none is named, and why.
 
-    Raises:
-        InputError: this machine's GPU cannot run the recipe, nor can any of ``COMMON_GPUS``.
+    An `InputError` says that none of ``COMMON_GPUS`` can run it.
     """
     if pretended := this_machine.pretended():
         return pretended, f"No GPU was named: {pretended.name} is pretended."
@@ -269,22 +268,15 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         step_work = found.log.step_work + one_batch * (recipe.accumulate - ACCUMULATED)
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
-    log, deeper = _two_steps(config, recipe, gpu, exact)
-    exact = deeper is None
-    layer_trace = log.trace if exact else deeper
+    with fake_ranks(recipe.ranks, 0, as_cuda=True) if recipe.ranks > 1 else nullcontext():
+        repeated = None if exact else _repeated_layers(config, recipe, gpu)
+        log = repeated[0] if repeated else simulated_log(training(config, recipe), gpu=gpu)
+    layer_trace = repeated[1] if repeated else log.trace
     if recipe.ranks > 1:
         # Streams' blocks may only find their places in the second step, and grow in the third.
         log = replace(log, trace=continued({1: log.trace}, (1, 1, 1)))
         layer_trace = continued({1: layer_trace}, (1, 1, 1))
-    return RecipeLog(log, one_layer_bytes(layer_trace), exact)
-
-
-def _two_steps(config: Any, recipe: Recipe, gpu: Gpu, exact: bool) -> tuple[Log, Trace | None]:
-    """Return the log of two steps, and what was traced if layers were repeated, else None."""
-    with fake_ranks(recipe.ranks, 0, as_cuda=True) if recipe.ranks > 1 else nullcontext():
-        if not exact and (repeated := _repeated_layers(config, recipe, gpu)):
-            return repeated
-        return simulated_log(training(config, recipe), gpu=gpu), None
+    return RecipeLog(log, one_layer_bytes(layer_trace), exact=repeated is None)
 
 
 def _repeated_layers(config: Any, recipe: Recipe, gpu: Gpu) -> tuple[Log, Trace] | None:

@@ -23,11 +23,8 @@ from gpumem.models import catalogue, precisions
 
 
 def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int | None) -> Any:
-    """Return the model that ``recipe`` trains, with ``layers`` layers if that is given.
-
-    Raises:
-        InputError: it cannot be built, quantized, offloaded or adapted so.
-    """
+    """Return the model that ``recipe`` trains, with ``layers`` layers if that is given; an
+    `InputError` says why it cannot be built, quantized, offloaded or adapted so."""
     dtype = recipe.weights_dtype
     attention = "eager" if recipe.attention == "eager" else "sdpa"
     # Built in place, an output layer allocates a weight of its own before it is tied to the

@@ -40,17 +40,12 @@ _HUB_PAGE = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)")
 def write_script(
     path: str | Path, recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: str = ""
 ) -> Path:
-    """Write the script of ``recipe`` to ``path``, a new file. Other arguments as `script`.
-
-    Raises:
-        InputError: the model is trained on images too.
-        OSError: the file exists, or cannot be written.
-    """
-    path = Path(path)
+    """Write the script of ``recipe`` to ``path``, a new file, or raise `OSError`. Other arguments
+    and errors as for `script`."""
     text = script(recipe, model=model, needed_bytes=needed_bytes, gpu=gpu)
-    with path.open("x", encoding="utf-8") as file:
+    with Path(path).open("x", encoding="utf-8") as file:
         file.write(text)
-    return path
+    return Path(path)
 
 
 def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: str = "") -> str:
@@ -62,6 +57,9 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
             config, which has no weights, the script requires ``--model``.
         needed_bytes: what the recipe is expected to take on ``gpu``, for the heading.
         gpu: the GPU's name.
+
+    Raises:
+        InputError: the model is trained on images too.
     """
     rate = 2e-4 if recipe.lora else 2e-5
     if recipe.optimizer == "sgd":

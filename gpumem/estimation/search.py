@@ -71,30 +71,20 @@ class Option:
         return asdict(self) | {"recipe": self.recipe.to_dict()}
 
 
-@dataclass(frozen=True)
-class Room:
-    """What a recipe may take: bytes of each GPU, and of the host for each; None: unlimited."""
-
-    gpu_bytes: int
-    host_bytes: int | None
-
-    def taken(self, needed_bytes: int, host_bytes: int) -> int:
-        """Return the scarcer of both needs, as the same share of the GPU's room."""
-        if self.host_bytes is None:
-            return needed_bytes
-        return max(needed_bytes, math.ceil(host_bytes * self.gpu_bytes / self.host_bytes))
-
-
 @dataclass
 class Search:
-    """Tries configurations level by level, and stores what it has simulated."""
+    """Tries configurations level by level, and stores what it has simulated.
+
+    A recipe may take ``room_bytes`` of each GPU, and ``host_room_bytes`` of the host for each.
+    """
 
     config: "PreTrainedConfig"
     gpu: Gpu
     gpus: int
     seq_len: int
     only: str | None
-    room: Room
+    room_bytes: int
+    host_room_bytes: int | None  # None: unlimited
     options: dict[Recipe, Option] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     ruled_out: int = 0
@@ -161,7 +151,7 @@ class Search:
         if best is None:
             return
         frugal = [level for level in levels if level.checkpointing]
-        frugal = [level for level in frugal if self._least_bytes(level) <= self.room.gpu_bytes]
+        frugal = [level for level in frugal if self._least_bytes(level) <= self.room_bytes]
         self.frugal += frugal[:1]
         without_cost = not best.recipe.checkpointing and best.recipe.offload == "none"
         if without_cost and not self._ruled_out(plain):  # it may need no technique at all
@@ -172,7 +162,7 @@ class Search:
         least_bytes = self._least_bytes(level)
         if self.least_of_all is None or least_bytes < self._least_bytes(self.least_of_all):
             self.least_of_all = level
-        if least_bytes <= self.room.gpu_bytes:
+        if least_bytes <= self.room_bytes:
             return False
         self.ruled_out += 1
         return True
@@ -188,10 +178,16 @@ class Search:
         while batch is not None:
             option = self._simulate(level.but(batch_size=batch))
             options.append(option)
-            taken[batch] = self.room.taken(option.needed_bytes, option.host_bytes)
-            least_bytes, most_bytes = self._least_bytes(level), self.room.gpu_bytes
-            batch = next_batch(taken, most_bytes, least_bytes, self.most_batch)
+            taken[batch] = self._taken(option.needed_bytes, option.host_bytes)
+            least_bytes = self._least_bytes(level)
+            batch = next_batch(taken, self.room_bytes, least_bytes, self.most_batch)
         return options
+
+    def _taken(self, needed_bytes: int, host_bytes: int) -> int:
+        """Return the scarcer of both needs, as the same share of the GPU's room."""
+        if self.host_room_bytes is None:
+            return needed_bytes
+        return max(needed_bytes, math.ceil(host_bytes * self.room_bytes / self.host_room_bytes))
 
     def _simulate(self, recipe: Recipe) -> Option:
         if recipe in self.options:
@@ -207,7 +203,7 @@ class Search:
             costs=recipes_to_try.costs(recipe, crossing, run.sent_bytes),
             needed_bytes=needed,
             host_bytes=run.host_bytes,
-            fits=self.room.taken(needed, run.host_bytes) <= self.room.gpu_bytes,
+            fits=self._taken(needed, run.host_bytes) <= self.room_bytes,
             flops=run.flops,
             moved_bytes=run.moved_bytes,
             link_bytes=crossing,
@@ -285,8 +281,3 @@ def bytes_to_host(trace: Trace) -> int:
     """Return the bytes allocated on the host in the last step: offloaded activations."""
     start = trace.steps()[-1][0]
     return sum(change for index, _, change in trace.changes("cpu") if index >= start and change > 0)
-
-
-def bound_text(seconds_per_item: float) -> str:
-    """Write a bound per 1000 tokens or sequences."""
-    return f"≥ {1000 * seconds_per_item:.3g} s"

@@ -42,9 +42,7 @@ FLOAT32 = _names(
 )
 # Of these, the ones whose ``dtype`` argument asks for a float32 result: no copy of the input.
 SET_DTYPE = _names(
-    """
-    cumprod cumsum linalg_matrix_norm linalg_vector_norm log_softmax prod softmax sum
-    """
+    "cumprod cumsum linalg_matrix_norm linalg_vector_norm log_softmax prod softmax sum"
 )
 _HALVES = (torch.float16, torch.bfloat16)
 _WITHOUT = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -130,8 +128,9 @@ def cuda_operators() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # two of them replace PyTorch's own
             library.impl("dropout", _dropout, "AutogradCPU")
-            library.impl("pin_memory", _pinned, "CompositeImplicitAutograd")
-            library.impl("is_pinned", _is_pinned, "CompositeImplicitAutograd")
+            everywhere = "CompositeImplicitAutograd"
+            library.impl("pin_memory", lambda tensor, device=None: tensor.clone(), everywhere)
+            library.impl("is_pinned", lambda tensor, device=None: False, everywhere)
         yield
 
 
@@ -140,11 +139,3 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return torch.native_dropout(tensor, p, True)[0]
     # PyTorch's own for the CPU; its Python decomposition keeps bytes, as CUDA's kernel does.
     return _aten.dropout.default._op_dk(_COMPOSITE, tensor, p, train)
-
-
-def _pinned(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    return tensor.clone()
-
-
-def _is_pinned(tensor: torch.Tensor, device: torch.device | None = None) -> bool:
-    return False

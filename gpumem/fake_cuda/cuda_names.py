@@ -216,7 +216,8 @@ def _autocast_patches() -> Iterator[AbstractContextManager]:
     yield patch(GradScaler, "__init__", _for_simulated(GradScaler.__init__))
     yield patch(autocast, "__enter__", _made_inside(autocast.__enter__, "device"))
     yield patch(GradScaler, "scale", _made_inside(GradScaler.scale, "_device"))
-    yield patch(autocast_mode, "_cast", _casting_simulated)
+    cast = autocast_mode._cast
+    yield patch(autocast_mode, "_cast", lambda x, kind, to: cast(x, _simulated_type(kind), to))
     for name, function in _AUTOCAST_STATE.items():
         yield patch(torch, name, _state_of_simulated(function))
 
@@ -245,13 +246,6 @@ def _made_inside(method: Callable, device_attribute: str) -> Callable:
         return method(self, *args)
 
     return checked
-
-
-def _casting_simulated(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    return _plain_cast(value, _simulated_type(device_type), dtype)
-
-
-_plain_cast = autocast_mode._cast
 
 
 def _state_of_simulated(function: Callable) -> Callable:

@@ -30,7 +30,7 @@ from gpumem.figures.drawing import (
     scale,
     showing,
 )
-from gpumem.figures.html_table import MISSING
+from gpumem.figures.html_pages import MISSING
 from gpumem.figures.tables import (
     as_runs,
     build_table,

@@ -13,10 +13,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from gpumem.figures.html_table import Rich
+from gpumem.figures.html_pages import Rich, render
 from gpumem.inputs import one_of
 
 
@@ -86,47 +85,11 @@ def notice(text: str, look: Look | None = None) -> str:
     return str(box)  # Markup would escape the HTML that is added to it
 
 
-# Jupyter's own styles stripe table rows, right-align cells and tint code; these override them.
-_CARD = """\
-<div style="background:#ffffff;color:#1b2430;border:1px solid #d5dbe1;border-left:6px solid \
-{{ look.colour }};border-radius:6px;padding:10px 14px;margin:6px 0;max-width:760px;\
-box-sizing:border-box;font-family:system-ui,-apple-system,'Segoe UI',sans-serif;font-size:14px;\
-line-height:1.45;text-align:left"><span style="display:inline-block;background:{{ look.colour }};\
-color:#ffffff;border-radius:4px;padding:1px 9px;margin-right:8px;font-weight:600;font-size:13px">\
-<span aria-hidden="true">{{ look.symbol }}</span> {{ badge }}</span>
-{% if title %}<strong style="color:#1b2430">{{ title }}</strong>{% endif %}
-{% for paragraph in paragraphs %}
-<div style="margin-top:6px;color:#1b2430">{{ paragraph | words }}</div>
-{% endfor %}
-{% if rows %}
-{% set cell = "border:0;padding:2px 12px 2px 0;font-size:13px;text-align:left;vertical-align:top;\
-white-space:normal" %}
-<table role="presentation" style="margin:6px 0 0 0;border:0;border-collapse:collapse;\
-background:#ffffff"><tbody>
-{% for name, value in rows %}
-<tr style="background:#ffffff"><td style="background:#ffffff;color:#4a5663;{{ cell }};\
-font-weight:600;width:96px">{{ name }}</td><td style="background:#ffffff;color:#1b2430;\
-{{ cell }};font-weight:400">{{ value | words }}</td></tr>
-{% endfor %}
-</tbody></table>
-{% endif %}
-{% if code %}<pre style="background:#f3f5f7;color:#1b2430;border:1px solid #d5dbe1;\
-border-radius:4px;padding:8px 10px;margin:8px 0 0 0;font-size:12.5px;line-height:1.4;\
-white-space:pre-wrap;overflow-wrap:anywhere;font-family:ui-monospace,Menlo,Consolas,monospace">\
-{{ code }}</pre>{% endif %}
-</div>"""
-
-
 def _words(text: str) -> Markup:
     """Return text as HTML; what stands between backticks looks like code."""
     style = "background:#f3f5f7;color:#1b2430;border-radius:3px;padding:0 3px"
     lines = str(escape(text)).replace("\n", "<br>")
     return Markup(re.sub(r"`([^`]+)`", rf'<code style="{style}">\1</code>', lines))  # escaped above
-
-
-_environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_environment.filters["words"] = _words
-_template = _environment.from_string(_CARD)
 
 
 def build_card(
@@ -143,12 +106,13 @@ def build_card(
     The badge says what the look's symbol means. In the body blank lines separate paragraphs, and
     backticks mark code; below it stand rows of names and values, and source code.
     """
-    html = _template.render(
+    html = render(
+        "gpumem/figures/templates/card.html.j2",
         look=look,
         badge=badge,
         title=title,
-        paragraphs=[paragraph.strip() for paragraph in body.split("\n\n") if paragraph],
-        rows=rows,
+        paragraphs=[_words(paragraph.strip()) for paragraph in body.split("\n\n") if paragraph],
+        rows=[(name, _words(value)) for name, value in rows],
         code=code,
     )
     lines = [f"[{look.symbol} {badge}] {title}".rstrip()]

@@ -16,6 +16,7 @@ import html
 import io
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -32,38 +33,28 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator
 
 from gpumem.figures.cards import Shown
-from gpumem.figures.html_table import Rich, grid
+from gpumem.figures.html_pages import Rich, grid
 from gpumem.trace import ROUNDING, Category
 from gpumem.units import format_bytes
 
-# Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
-COLOURS: dict[Category, str] = {
-    Category.WEIGHTS: "#0072B2",
-    Category.BUFFERS: "#56B4E9",
-    Category.GRADIENTS: "#E69F00",
-    Category.OPTIMIZER: "#009E73",
-    Category.ACTIVATIONS: "#D55E00",
-    Category.TEMPORARY: "#CC79A7",
-    Category.UNATTRIBUTED: "#8A8A8A",
-}
-HATCHES: dict[Category, str] = {
-    Category.WEIGHTS: "",
-    Category.BUFFERS: "....",
-    Category.GRADIENTS: "///",
-    Category.OPTIMIZER: "\\\\\\",
-    Category.ACTIVATIONS: "---",
-    Category.TEMPORARY: "xxx",
-    Category.UNATTRIBUTED: "+++",
-}
 RESERVED = "reserved, not used"
-#: Of what is no category; the loss takes the colour of buffers, which no bar draws beside it.
-OTHER_STYLES = {
+# Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
+# What is no category follows; the loss takes the colour of buffers, which no bar draws beside it.
+AREAS: dict[str, tuple[str, str]] = {  # colour and hatch
+    Category.WEIGHTS: ("#0072B2", ""),
+    Category.BUFFERS: ("#56B4E9", "...."),
+    Category.GRADIENTS: ("#E69F00", "///"),
+    Category.OPTIMIZER: ("#009E73", "\\\\\\"),
+    Category.ACTIVATIONS: ("#D55E00", "---"),
+    Category.TEMPORARY: ("#CC79A7", "xxx"),
+    Category.UNATTRIBUTED: ("#8A8A8A", "+++"),
     RESERVED: ("#BDBDBD", ""),
     ROUNDING: ("#FFFFFF", ""),
     "logits and loss": ("#56B4E9", "|||"),
     "16-bit copies": ("#56B4E9", "///"),  # of lesson 04, next to temporary
     "product": ("#D9D9D9", "xxx"),  # of lesson 11, the seventh part: black would hide its outline
 }
+COLOURS = {category: AREAS[category][0] for category in Category}
 OTHER_HATCHES = ("", "///", "...", "\\\\\\", "---", "xxx")
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PALE = ("#E69F00", "#56B4E9")
@@ -80,28 +71,9 @@ PAPER = {"facecolor": "white", "alpha": 0.95, "edgecolor": "none", "pad": 1.5}  
 ROWS_IN_ALT = 12  # of a table; a longer text would not be listened to
 WIDTH = 800  # CSS pixels; the image itself has 1.6 times as many, for sharp screens
 DPI, SHARPNESS = 100, 1.6
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.5,
-    "text.parse_math": False,  # a "$" in a name is a dollar sign
-    "text.color": INK,
-    "axes.edgecolor": "#B8B8B8",
-    "axes.labelcolor": GREY,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.axisbelow": True,
-    "axes.formatter.use_mathtext": False,
-    "grid.color": "#E4E4E4",
-    "hatch.linewidth": 0.5,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.major.pad": 6,
-    "ytick.major.pad": 6,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
+STYLE = mpl.rc_params_from_file(
+    Path(__file__).with_name("figures.mplstyle"), use_default_template=False
+)
 
 
 class Picture(Shown, Figure):
@@ -260,13 +232,12 @@ def _image(png: bytes, alt: str, width: int) -> Rich:
 
 
 def fill(name: str, number: int = 0) -> dict[str, Any]:
-    """Return the style of an area, as keywords of a matplotlib patch.
-
-    A category and what ``OTHER_STYLES`` names have one of their own, others that of their number.
-    """
-    colour = COLOURS.get(name, LINE_COLOURS[number % len(LINE_COLOURS)])
-    hatch = HATCHES.get(name, OTHER_HATCHES[number % len(OTHER_HATCHES)])
-    colour, hatch = OTHER_STYLES.get(name, (colour, hatch))
+    """Return the style of an area, as keywords of a matplotlib patch: that of its name in
+    ``AREAS``, else that of its number."""
+    colour, hatch = AREAS.get(
+        name,
+        (LINE_COLOURS[number % len(LINE_COLOURS)], OTHER_HATCHES[number % len(OTHER_HATCHES)]),
+    )
     return {"facecolor": colour, "hatch": hatch, "zorder": 3, **EDGE}
 
 

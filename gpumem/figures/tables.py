@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.display import display
 
-from gpumem.figures.html_table import MISSING, Rich, grid
+from gpumem.figures.html_pages import MISSING, Rich, grid
 from gpumem.inputs import InputError, shown
 from gpumem.runs import Run
 from gpumem.trace import Category
@@ -24,22 +24,14 @@ MOST_COLUMNS = 11  # that fit into a notebook on a small screen
 
 
 def finite_number(value: Any, what: str) -> float:
-    """Return a number as a float.
-
-    Raises:
-        InputError: it is not one, or not finite.
-    """
+    """Return a number as a float; an `InputError` says that it is none, or not finite."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise InputError(f"{what} must be a finite number, not {shown(value)}")
     return float(value)
 
 
 def as_runs(runs: Run | Iterable[Run]) -> list[Run]:
-    """Return one run or several as a list.
-
-    Raises:
-        InputError: there are none, or something in it is not a run.
-    """
+    """Return one run or several as a list; an `InputError` refuses none, and what is no run."""
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise InputError("there are no runs to show: pass one run or a list of runs")
@@ -50,10 +42,8 @@ def as_runs(runs: Run | Iterable[Run]) -> list[Run]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the parameters that are not the same in all runs, in the order they first appear.
-
-    Paths are left out: where a run kept a file says nothing of it.
-    """
+    """Return the parameters that differ between runs, in the order they first appear; no paths,
+    since where a run kept a file says nothing of it."""
     names = dict.fromkeys(
         name
         for run in runs
@@ -73,11 +63,8 @@ def _value(parameter: Any) -> str:
 
 
 def run_labels(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[str]:
-    """Return what figures call each run: its name, and if names repeat the parameters that differ.
-
-    Raises:
-        InputError: ``labels`` are given, but not one per run.
-    """
+    """Return what figures call each run: its label, or its name and, if names repeat, the
+    parameters that differ; an `InputError` says that there is not one label per run."""
     if labels is not None:
         if isinstance(labels, str) or len(labels) != len(runs):
             raise InputError(f"labels must be {len(runs)} texts, one per run, not {labels!r}")

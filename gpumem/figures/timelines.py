@@ -10,6 +10,7 @@ short to see are not shaded; the table has them.
 """
 
 import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
@@ -34,7 +35,7 @@ from gpumem.figures.drawing import (
     scale,
     showing,
 )
-from gpumem.figures.html_table import MISSING
+from gpumem.figures.html_pages import MISSING
 from gpumem.inputs import InputError, positive_int
 from gpumem.runs import OutOfMemory, Run
 from gpumem.trace import Phase, Timeline, points_to_draw
@@ -141,7 +142,8 @@ def draw_line(
         size = _peak_size(int(totals.max()), allocated_bytes)
         _mark_peak(axes, totals, size, oom if at_end else None, ended)
     at = totals.idxmax()
-    parts = [f"Peak {size} in {_where(line, at)}"]
+    step = bisect_right(line.step_starts, at)
+    parts = [f"Peak {size} in {f'step {step}, ' if step else ''}{phases[at]}"]
     parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
     if oom:
         parts.append(str(oom))
@@ -271,13 +273,6 @@ def _mark_peak(
         zorder=7,
         arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 2},
     )
-
-
-def _where(line: Timeline, at: int) -> str:
-    """Return ``"step 2, backward"`` for an event."""
-    step = len([start for start in line.step_starts if start <= at])
-    phase = line.phases[line.indices.index(at)]
-    return f"step {step}, {phase}" if step else str(phase)
 
 
 def _phase_table(

@@ -16,6 +16,15 @@ from typing import Any
 import torch
 
 
+def _asking(name: str) -> Callable[..., Any]:
+    """Return a method that asks ``torch.cuda``, or answers None where no device works."""
+
+    def ask(self: "CudaMemory", *arguments: Any) -> Any:
+        return getattr(torch.cuda, name)(*arguments) if self.available else None
+
+    return ask
+
+
 class CudaMemory:
     """PyTorch's CUDA caching allocator, or its absence. Sizes are bytes."""
 
@@ -30,45 +39,19 @@ class CudaMemory:
             return False  # a broken driver: `hardware.this_machine` says so in its note
         return True
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        return question(*arguments) if self.available else None
-
-    def allocated(self) -> int | None:
-        """Bytes that live tensors hold."""
-        return self._ask(torch.cuda.memory_allocated)
-
-    def reserved(self) -> int | None:
-        """Bytes that the allocator holds, for tensors and in its cache."""
-        return self._ask(torch.cuda.memory_reserved)
-
-    def peak_allocated(self) -> int | None:
-        """The most `allocated` since `reset_peaks`."""
-        return self._ask(torch.cuda.max_memory_allocated)
-
-    def peak_reserved(self) -> int | None:
-        """The most `reserved` since `reset_peaks`."""
-        return self._ask(torch.cuda.max_memory_reserved)
-
-    def reset_peaks(self) -> None:
-        """Start both peaks again from what is held now."""
-        self._ask(torch.cuda.reset_peak_memory_stats)
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all it was given."""
-        self._ask(torch.cuda.synchronize)
-
-    def empty_cache(self) -> None:
-        """Return the cached blocks that no tensor uses to the driver."""
-        self._ask(torch.cuda.empty_cache)
+    allocated = _asking("memory_allocated")  # by live tensors
+    reserved = _asking("memory_reserved")  # by the allocator, for tensors and in its cache
+    peak_allocated = _asking("max_memory_allocated")  # since `reset_peaks`
+    peak_reserved = _asking("max_memory_reserved")
+    reset_peaks = _asking("reset_peak_memory_stats")
+    synchronize = _asking("synchronize")
+    empty_cache = _asking("empty_cache")
+    cap = _asking("set_per_process_memory_fraction")  # of the total, 0 to 1; 1 lifts the limit
 
     def clear_workspaces(self) -> None:
         """Free the workspaces that cuBLAS keeps between calls; they are allocated again on use."""
         if self.available:  # a build without CUDA does not have the function
             torch._C._cuda_clearCublasWorkspaces()
-
-    def cap(self, fraction: float) -> None:
-        """Limit the allocator to this fraction (0 to 1) of the total; 1.0 lifts the limit."""
-        self._ask(torch.cuda.set_per_process_memory_fraction, fraction)
 
 
 cuda_memory = CudaMemory()

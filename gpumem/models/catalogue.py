@@ -85,11 +85,7 @@ def _plain(hub_id: str) -> str:
 
 
 def config(name: str, *, layers: int | None = None, **overrides: Any) -> "PreTrainedConfig":
-    """Return a fresh transformers config of a model of the table. Arguments as for `model`.
-
-    Raises:
-        InputError: unknown model or field, or a field of the wrong kind.
-    """
+    """Return a fresh config of a model of the table. Arguments and errors as for `model`."""
     from transformers import CONFIG_MAPPING
 
     info = model_info(name)

@@ -93,11 +93,7 @@ def _from_file(path: Path) -> "PreTrainedConfig":
 
 
 def config_from_dict(record: Any, *, what: str = "the config") -> "PreTrainedConfig":
-    """Return a config from the content of a ``config.json``.
-
-    Raises:
-        InputError: not an object, an unknown architecture, or sizes that cannot be.
-    """
+    """Return a config from the content of a ``config.json``. Errors as for `find_config`."""
     from transformers import CONFIG_MAPPING
 
     kind = record.get("model_type") if isinstance(record, Mapping) else None

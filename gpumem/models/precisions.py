@@ -15,12 +15,6 @@ def _device(device: torch.device | str) -> torch.device:
         raise InputError(f"unknown device {device!r}: 'cpu' or 'cuda' would do") from error
 
 
-_WEIGHTS_IN = {
-    "fp32": torch.float32,
-    "amp-fp16": torch.float32,
-    "amp-bf16": torch.float32,
-    "bf16": torch.bfloat16,
-}
 _AUTOCAST_TO = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 
 
@@ -30,7 +24,8 @@ def dtype_of(precision: str) -> torch.dtype:
     Raises:
         InputError: not one of ``PRECISIONS``.
     """
-    return _WEIGHTS_IN[one_of(precision, PRECISIONS, "precision")]
+    precision = one_of(precision, PRECISIONS, "precision")
+    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:

@@ -33,12 +33,8 @@ log = logging.getLogger(__name__)
 
 
 def model_folder() -> Path:
-    """Return a folder with ``model.safetensors`` and the tokenizer's files, ready to load.
-
-    Raises:
-        InputError: neither hub nor package has them, or the cache folder cannot be written; the
-            message says what to do.
-    """
+    """Return a folder with ``model.safetensors`` and the tokenizer's files, ready to load; an
+    `InputError` says what to do where there are none, or the cache folder cannot be written."""
     if cached := _from_hub(local_files_only=True):
         return cached
     converted = converted_folder()

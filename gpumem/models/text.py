@@ -94,11 +94,10 @@ def batches(
     # from it would change what an experiment's own torch.manual_seed gives.
     choose = random.Random(seed)
 
-    def byte_row() -> list[int]:
-        start = choose.randrange(len(data) - seq_len + 1)
-        return list(data[start : start + seq_len])
-
-    def token_row() -> list[int]:
+    def row() -> list[int]:
+        if tokenizer is None:
+            start = choose.randrange(len(data) - seq_len + 1)
+            return list(data[start : start + seq_len])
         start = choose.randrange(len(text))
         width = min(8 * seq_len, len(text))  # a token of code is about 3 characters, at most 16
         while True:
@@ -111,7 +110,6 @@ def batches(
             width = min(2 * width, len(text))
 
     def draw() -> Iterator[torch.Tensor]:
-        row = byte_row if tokenizer is None else token_row
         for _ in itertools.count() if steps is None else range(steps):
             rows = [row() for _ in range(batch_size)]
             yield torch.tensor(rows, dtype=torch.int64, device=device)

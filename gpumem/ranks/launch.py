@@ -25,13 +25,12 @@ from typing import Any
 import torch
 
 from gpumem.experiment import Experiment, check_arguments, name_of
-from gpumem.files import SOURCE
+from gpumem.files import SOURCE, TemporaryFolder
 from gpumem.hardware import this_machine
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError, positive_int
 from gpumem.processes import end_group
 from gpumem.runs import Run
-from gpumem.temporary_folder import TemporaryFolder
 
 MOST_RANKS = 64  # processes of one machine; more can be simulated
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # reaches this machine only

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from gpumem.figures import html_pages
-from gpumem.figures.html_table import MISSING
+from gpumem.figures.html_pages import MISSING
 from gpumem.figures.tables import setting_text
 from gpumem.files import read_file, write_atomic
 from gpumem.inputs import InputError

@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
+from gpumem.files import TemporaryFolder
 from gpumem.hardware import catalogue
 from gpumem.inputs import InputError, read_record
 from gpumem.models.catalogue import model_info, pretrained
 from gpumem.models.text import batches
-from gpumem.temporary_folder import TemporaryFolder
 from gpumem.units import format_bytes
 from labkit.exercises.checks import Correct, NotAttempted
 from labkit.loss_comparison import held_out_loss

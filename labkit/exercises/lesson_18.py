@@ -2,7 +2,7 @@
 
 import torch
 
-from gpumem.temporary_folder import TemporaryFolder
+from gpumem.files import TemporaryFolder
 from gpumem.trace import Category
 from labkit.deepspeed.disk import DiskStore
 from labkit.exercises import checks

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from gpumem.figures import html_pages
 from gpumem.figures.cards import BAD, COOL, GOOD, QUIET, WARM, Card, Look, build_card
-from gpumem.figures.html_table import MISSING, Rich, grid
+from gpumem.figures.html_pages import MISSING, Rich, grid
 from gpumem.figures.tables import run_labels, seconds_text, sources
 from gpumem.hardware.catalogue import GPUS
 from gpumem.hardware.least_seconds import least_seconds

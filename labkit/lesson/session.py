@@ -16,10 +16,10 @@ from IPython import get_ipython
 from IPython.display import display
 
 from gpumem.figures import cards
+from gpumem.files import TemporaryFolder
 from gpumem.hardware import this_machine
 from gpumem.inputs import InputError
 from gpumem.runs import Run
-from gpumem.temporary_folder import TemporaryFolder
 from labkit.lesson import claim_cards, colab, results, shell_commands
 from labkit.lesson.claims import Claim, Judgement, Verdict, find, format_found, judge
 from labkit.lesson.notebooks import default_folder

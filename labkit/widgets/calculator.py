@@ -12,7 +12,7 @@ from gpumem.estimation.estimate import Estimate, estimate
 from gpumem.estimation.recipe import OPTIMIZERS
 from gpumem.estimation.textbook_formula import Envelope, formula_estimate
 from gpumem.figures.cards import BAD, GOOD, WARM, Look, notice
-from gpumem.figures.html_table import MISSING, Rich, grid
+from gpumem.figures.html_pages import MISSING, Rich, grid
 from gpumem.hardware.catalogue import GPUS
 from gpumem.inputs import PRECISIONS, InputError
 from gpumem.models.catalogue import MODELS

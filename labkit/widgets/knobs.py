@@ -18,7 +18,7 @@ from IPython.display import display
 
 from gpumem.figures.bars import draw_bars
 from gpumem.figures.cards import BAD, Shown, notice
-from gpumem.figures.html_table import Rich
+from gpumem.figures.html_pages import Rich
 from gpumem.figures.tables import setting_text
 from gpumem.figures.timelines import draw_timeline
 from gpumem.inputs import InputError

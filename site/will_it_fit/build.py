@@ -309,8 +309,9 @@ def _versions() -> dict[str, str]:
 
 def _table(models: Mapping[str, Any], outdated: Collection[str] = ()) -> FitTable:
     ordered = sorted(models, key=lambda name: (MODELS[name].parameters, name))
+    usual = Recipe().to_dict()
     record = {
-        "ways": [_changed_fields(way) for way in ways()],
+        "ways": [{k: v for k, v in w.to_dict().items() if v != usual[k]} for w in ways()],
         "models": {name: models[name] for name in ordered},
         "versions": _versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -327,10 +328,6 @@ class _Work:
     versions: dict[str, str]
     points: dict[str, Point]
 
-    @classmethod
-    def from_dict(cls, record: Any) -> "_Work":
-        return read_record(cls, record, "a model's points")
-
 
 def model_points(
     name: str, work: Path, kept: Sequence[tuple[Row, ...] | None] | None = None
@@ -341,7 +338,8 @@ def model_points(
     path = work / f"{name}.json"
     found: dict[str, Point] = {}
     if path.exists():
-        stored = read_file(path, _Work.from_dict, "a model's points")
+        what = "a model's points"
+        stored = read_file(path, lambda record: read_record(_Work, record, what), what)
         found = stored.points if stored.versions == _versions() else {}
 
     def point_of(recipe: Recipe) -> Point:
@@ -356,11 +354,6 @@ def model_points(
         if len(found) > before:
             write_atomic(path, json.dumps(asdict(_Work(_versions(), found))))
     return ModelPoints(shapes_of(config).parameters, longest_of(config), tuple(rows))
-
-
-def _changed_fields(way: Recipe) -> dict[str, Any]:
-    usual = Recipe().to_dict()
-    return {name: value for name, value in way.to_dict().items() if value != usual[name]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -186,8 +186,7 @@ def test_a_replay_has_one_entry_for_each_event(expandable):
     assert found.allocated_bytes == (1024, 3 * MIB + 1024, 3 * MIB, 3 * MIB + 1024, 1024)
     assert found.reserved_bytes == (2 * MIB, *[22 * MIB] * 4)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (3 * MIB + 1024, 22 * MIB)
-    assert (found.budget_bytes, found.failure) == (None, None)
-    assert found.expandable_segments is expandable
+    assert found.failure is None
 
 
 def test_an_empty_trace_and_empty_storages():
@@ -272,7 +271,6 @@ def test_the_first_request_that_fails():
 
 def test_after_a_failure_the_replay_goes_on_without_a_budget():
     found = replay(failing_log(), budget_bytes=80 * MIB)
-    assert found.budget_bytes == 80 * MIB
     assert found.reserved_bytes[:5] == tuple(n * MIB for n in (30, 32, 44, 64, 64))
     assert found.reserved_bytes[5:] == (92 * MIB, 92 * MIB)  # the cached 12 were returned
     assert found.peak_reserved_bytes == 92 * MIB
@@ -295,7 +293,7 @@ def test_a_replayed_step_fails_as_a_step_does():
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 40"):
         next(steps)
     assert cuda.memory_allocated() == found.failure.live_bytes
-    assert cuda.memory_stats()["num_alloc_retries"] == found.flushes == 1
+    assert cuda.memory_stats()["num_alloc_retries"] == 1
     assert (
         sum(segment["total_size"] for segment in cuda.memory_snapshot()) == cuda.memory_reserved()
     )

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import labkit as lab
+from gpumem.files import TemporaryFolder
 from gpumem.inputs import InputError
-from gpumem.temporary_folder import TemporaryFolder
 from labkit.deepspeed import disk
 from labkit.deepspeed.disk import DiskStore
 

@@ -12,7 +12,7 @@ from drawn import HOSTILE, assert_fits, draw, texts, ticks, words
 from fake_runs import TraceBuilder, fake_run, out_of_memory, traced_run, training_trace
 
 from gpumem.figures.bars import bars, draw_bars, draw_stacked_bars, stacked_bars
-from gpumem.figures.drawing import COLOURS, HATCHES, RESERVED
+from gpumem.figures.drawing import AREAS, COLOURS, RESERVED
 from gpumem.figures.timelines import PHASE_COLOURS, draw_timeline
 from gpumem.inputs import InputError
 from gpumem.trace import Category, Phase, Trace
@@ -32,8 +32,8 @@ def cells(figure, row=0):
 
 
 def test_every_category_has_its_own_colour_and_hatch_and_every_phase_a_colour():
-    assert set(COLOURS) == set(HATCHES) == set(Category)
-    assert len(set(COLOURS.values())) == len(set(HATCHES.values())) == len(Category)
+    colours, hatches = zip(*(AREAS[category] for category in Category), strict=True)
+    assert len(set(colours)) == len(set(hatches)) == len(Category)
     assert set(PHASE_COLOURS) == set(Phase)
 
 

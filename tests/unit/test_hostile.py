@@ -21,7 +21,7 @@ import labkit as lab
 from gpumem.estimation import script
 from gpumem.estimation.recipe import Recipe
 from gpumem.figures.cards import message_card
-from gpumem.figures.html_table import grid
+from gpumem.figures.html_pages import grid
 from gpumem.hardware.this_machine import Machine
 from gpumem.models.config import find_config
 from labkit.course import report

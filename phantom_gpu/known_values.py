@@ -14,6 +14,7 @@ that Python code starts itself does is not followed.
 
 import ctypes
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -21,12 +22,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpumem.gradient_sums import as_without_mode
@@ -73,12 +69,29 @@ UNINITIALIZED = {
     aten.new_empty,
     aten.new_empty_strided,
 }
+#: They say whether two tensors are alike, and read the GPU for it.
+COMPARISONS = {aten.equal.default, aten.allclose.default}
 #: They give a tensor another storage, whose values stay as they are.
 SETS_STORAGE = {getattr(aten.set_, name) for name in aten.set_.overloads()}
-#: Operands of PyTorch's attention, as they may be named.
-ATTENDED = ("query", "key", "value")
+#: What they say of unknown values: nothing is wrong with these, and no number is exactly another.
+OF_UNKNOWN = {aten.all: True, aten.any: False}
+OF_UNKNOWN_FLOATS = {aten.eq.Scalar: False, aten.ne.Scalar: True}
 #: Of a loss scaler: divides gradients, and notes in its second argument if one is not finite.
 CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
+
+
+def _guarded(follow: Callable[..., Any]) -> Callable[..., Any]:
+    """Take values as unknown where a fault of ours keeps them from being followed: it must not
+    reach the program."""
+
+    @functools.wraps(follow)
+    def safe(known: "KnownValues", *arguments: Any, **options: Any) -> Any:
+        try:
+            return safe.__wrapped__(known, *arguments, **options)
+        except Exception as error:
+            known.on_fault(follow.__name__, error)
+
+    return safe
 
 
 class KnownValues(TorchDispatchMode):
@@ -92,6 +105,10 @@ class KnownValues(TorchDispatchMode):
         self._broadcasts: Counter[str] = Counter()  # by process group
         #: Called with a tensor whose unknown values the program reads.
         self.on_unknown: Callable[[torch.Tensor], None] = lambda tensor: None
+        #: Called with where a fault of ours was, and its error.
+        self.on_fault: Callable[[str, Exception], None] = lambda *fault: print(
+            *fault, file=sys.stderr
+        )
         #: Called with each operator that has run, its arguments and what it returned.
         self.on_operator: Callable[[Any, tuple, dict, Any], None] = lambda *call: None
 
@@ -103,6 +120,10 @@ class KnownValues(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         func = as_without_mode(func, args)
+        # Outside of inference mode autograd has taken it apart before.
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         out = self._run(func, args, kwargs)
         self.on_operator(func, args, kwargs, out)
         return out
@@ -113,30 +134,39 @@ class KnownValues(TorchDispatchMode):
             if twin is None or self._assumed(args[0]):
                 self.on_unknown(args[0])
             return func(args[0] if twin is None else twin)
+        if func in COMPARISONS and args[0].is_cuda:
+            return self._compared(func, args, kwargs)
         if func in SETS_STORAGE:
             return func(*args, **kwargs)
         if func.overloadpacket in UNINITIALIZED:
-            return self._empty(func(*args, **kwargs))
+            out = func(*args, **kwargs)
+            self._empty(out)
+            return out
         if func.namespace == "c10d":
             return self._collective(func, args, kwargs)
         if func is aten.lift_fresh.default:
-            return self._lifted(func(*args))
+            out = func(*args)
+            self._lifted(out)
+            return out
         tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
         if not any(tensor.is_cuda for tensor in tensors):
             out = func(*args, **kwargs)
-            if tensors:
-                return self._moved(func, args, kwargs, out)
-            return self._factory(func, args, kwargs, out)
+            note = self._moved if tensors else self._factory
+            note(func, args, kwargs, out)
+            return out
         if func in OVERWRITES:
             self._begin(args[0])
         if func in TAKE_MASKS:
-            args = self._places(args)
+            args = self._places(args) or args
             tensors = list(_tensors(args))
         known = all(map(_followed, tensors)) and all(self.twin(t) is not None for t in tensors)
+        if func.overloadpacket in OF_UNKNOWN and any(map(self._assumed, tensors)):
+            known = False
         if not known or torch.Tag.nondeterministic_seeded in func.tags:
             out = func(*args, **kwargs)
             if func is CHECKS_GRADIENTS:
-                return self._checked(args[1])
+                self._checked(args[1])
+                return out
             self._forget(func, args, kwargs)
             # What goes to pinned memory is offloaded, to come back unread.
             to_host = isinstance(out, torch.Tensor) and not out.is_cuda and out.numel()
@@ -147,13 +177,21 @@ class KnownValues(TorchDispatchMode):
             return out
         assumed = any(map(self._assumed, tensors))
         if func in SHAPED_BY_VALUES:
-            values = self._on_twins(func, args, kwargs)
-            device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-            return tree_map(lambda value: self._made(value, device, assumed), values)
+            made = self._shaped(func, args, kwargs, tensors, assumed)
+            if made is not None:
+                return made
         out = func(*args, **kwargs)
         self._follow(func, args, kwargs, out, assumed)
         return out
 
+    def _compared(self, func, args, kwargs) -> bool:
+        on_gpu = func(*args, **kwargs)  # for what it allocates
+        known = all(self.twin(tensor) is not None for tensor in args[:2])
+        if not known or any(map(self._assumed, args[:2])):
+            self.on_unknown(args[0])
+        return self._on_twins(func, args, kwargs) if known else on_gpu
+
+    @_guarded
     def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the CPU's tensor with the values of ``tensor``; None if they are unknown."""
         if not tensor.is_cuda:
@@ -187,33 +225,6 @@ class KnownValues(TorchDispatchMode):
 
         torch.Tensor.__repr__ = shown
 
-    def look_away_from(self, module: Any, name: str) -> None:
-        """Replace a function by one whose operators are not followed; its results are unknown.
-
-        PyTorch's plain attention adds its mask to a copy of the scores where a mode looks on.
-        """
-        function = getattr(module, name)
-
-        @functools.wraps(function)
-        def unfollowed(*args: Any, **options: Any) -> Any:
-            alone = not torch.compiler.is_compiling()
-            if alone and _get_current_dispatch_mode_stack() == [self]:
-                with _disable_current_modes():
-                    out = function(*args, **options)
-                    fused = torch._fused_sdp_choice(*args, **options) != SDPBackend.MATH.value
-                operands = (*args, *(options[n] for n in ATTENDED if n in options))[:3]
-                causal = fused and (options.get("is_causal", False) or args[5:6] == (True,))
-                self.on_operator(
-                    aten._scaled_dot_product_flash_attention.default,
-                    (*operands, 0.0, causal),
-                    {},
-                    out,
-                )
-                return out
-            return function(*args, **options)
-
-        setattr(module, name, unfollowed)
-
     # --- what becomes known ----------------------------------------------------------------------
 
     def remember(
@@ -239,38 +250,46 @@ class KnownValues(TorchDispatchMode):
         self.remember(made, value, assumed)
         return made
 
+    @_guarded
+    def _shaped(self, func, args, kwargs, tensors, assumed) -> Any:
+        """Return the result of an operation whose shape its values decide."""
+        values = self._on_twins(func, args, kwargs)
+        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+        return tree_map(lambda value: self._made(value, device, assumed), values)
+
+    @_guarded
     def _begin(self, tensor: torch.Tensor) -> None:
         """Take a tensor that is about to be overwritten as zeros, if it is all of its storage."""
         whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
         if whole and tensor.is_cuda and _followed(tensor) and self.twin(tensor) is None:
             self.remember(tensor)
 
-    def _empty(self, out: torch.Tensor) -> torch.Tensor:
+    @_guarded
+    def _empty(self, out: torch.Tensor) -> None:
         if out.is_cuda and _followed(out):
             self.remember(out)
-        return out
 
-    def _factory(self, func, args, kwargs, out):
+    @_guarded
+    def _factory(self, func, args, kwargs, out) -> None:
         random = torch.Tag.nondeterministic_seeded in func.tags
         if not random and isinstance(out, torch.Tensor) and out.is_cuda and _followed(out):
             self.remember(out, self._on_twins(func, args, kwargs))
-        return out
 
-    def _moved(self, func, args, kwargs, out):
+    @_guarded
+    def _moved(self, func, args, kwargs, out) -> None:
         """Remember what an operation on tensors of the CPU put on a GPU: a copy, for example."""
         made = [each for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor)]
         if any(each.is_cuda and _followed(each) for each in made):
             self._follow(func, args, kwargs, out)
-        return out
 
-    def _lifted(self, out: torch.Tensor) -> torch.Tensor:
+    @_guarded
+    def _lifted(self, out: torch.Tensor) -> None:
         """Ask the runtime for values that ``torch.tensor(..., device="cuda")`` copied unseen."""
         if out.is_cuda and _followed(out) and self.twin(out) is None:
             data = _last_copy()
             if len(data) == out.numel() * out.element_size() and data:
                 value = torch.frombuffer(bytearray(data), dtype=out.dtype)
                 self.remember(out, value.reshape(out.shape))
-        return out
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -293,6 +312,7 @@ class KnownValues(TorchDispatchMode):
             twin_kwargs["pin_memory"] = False
         return func(*twin_args, **twin_kwargs)
 
+    @_guarded
     def _assume(self, func, args, kwargs, out) -> None:
         """Take small results that come from unknown values as those of zeros."""
         flat = tree_flatten(out)[0]
@@ -303,29 +323,33 @@ class KnownValues(TorchDispatchMode):
             return
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
         values: list[Any] = [None] * len(flat)
-        everywhere = func.overloadpacket is aten.all  # as in `torch.isfinite(gradient).all()`
+        filled = OF_UNKNOWN.get(func.overloadpacket)
+        if func in OF_UNKNOWN_FLOATS and args[0].is_floating_point():
+            filled = OF_UNKNOWN_FLOATS[func]
         few = sum(tensor.numel() for tensor in tensors) <= MOST_ZEROS
-        if few and not random and not everywhere:
+        if few and not random and filled is None:
             with suppress(RuntimeError):  # the CPU has no such operator, or zeros will not do
                 values = tree_flatten(self._on_twins(func, args, kwargs, zeros=True))[0]
         for made, value in zip(flat, values, strict=True):
             if isinstance(made, torch.Tensor) and _counts(made, random):
                 if value is None or value.shape != made.shape:
-                    value = _new([], dtype=made.dtype, device="cpu").fill_(everywhere)
+                    value = _new([], dtype=made.dtype, device="cpu").fill_(filled or 0)
                 if value.is_floating_point() and value.element_size() > 1:  # 8-bit floats cannot
                     value = value.nan_to_num(0, 0, 0)
                 self.remember(made, value, assumed=True)
 
+    @_guarded
     def _checked(self, found: torch.Tensor) -> None:
         """Take unknown gradients as finite: what a loss scaler has found stays as it is."""
         twin = self.twin(found)
         if twin is not None:
             self.remember(found, twin.clone(), assumed=True)
 
+    @_guarded
     def _follow(self, func, args, kwargs, out, assumed: bool = False) -> None:
         try:
             values = self._on_twins(func, args, kwargs)
-        except RuntimeError:  # the CPU has no such operator, or not for this type
+        except Exception:  # the CPU has no such operator, or not for this type, or an index is out
             self._forget(func, args, kwargs)  # so what it wrote to is unknown
             return
         for made, value in zip(tree_flatten(out)[0], tree_flatten(values)[0], strict=True):
@@ -342,6 +366,7 @@ class KnownValues(TorchDispatchMode):
             for key in self._written_by(func, args, kwargs) & self._twins.keys():
                 self._twins[key] = (*self._twins[key][:2], True)
 
+    @_guarded
     def _forget(self, func, args, kwargs) -> None:
         """What an operation on unknown values has written to is no longer known."""
         for key in self._written_by(func, args, kwargs):
@@ -364,6 +389,7 @@ class KnownValues(TorchDispatchMode):
             if tensor.is_cuda and type(tensor) in PLAIN
         }
 
+    @_guarded
     def _places(self, args) -> tuple:
         """Replace known masks among the indices by the places that they select."""
         indices = []
@@ -394,6 +420,7 @@ class KnownValues(TorchDispatchMode):
             self._forget(func, args, kwargs)
         return out
 
+    @_guarded
     def _broadcast(self, tensor: torch.Tensor, boxed: Any, root: int) -> None:
         """Hand the root's values to the other ranks, through the group's own store."""
         world = torch.distributed.distributed_c10d._world
@@ -414,12 +441,20 @@ class KnownValues(TorchDispatchMode):
         else:
             self._twins.pop(tensor.untyped_storage()._cdata, None)
 
+    @_guarded
     def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
         value = self.twin(source) if _followed(source) else None
         if value is not None and _followed(target):
             times = target.numel() // max(1, value.numel())
             values = value.flatten().repeat(times).view(target.shape)
             self.remember(target, values, self._assumed(source))
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Return whether an operator only calls others."""
+    name = func.name()
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
 def _followed(tensor: torch.Tensor) -> bool:

@@ -57,6 +57,7 @@ class FitReport:
         gpu, gpus: which, and how many.
         budget_bytes: what it may reserve on each.
         answers: of each process that used a GPU, by rank.
+        others: of those that failed and used none, in the order in which they ended.
         folder: where the program ran.
         returncode: the program's own.
         hung: the line at which it hung; empty if it did not.
@@ -69,6 +70,7 @@ class FitReport:
     answers: list[ProcessReport]
     folder: str
     returncode: int
+    others: Sequence[ProcessReport] = ()
     hung: str = ""
     interrupted: bool = False
 
@@ -79,12 +81,17 @@ class FitReport:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether a process ended for lack of GPU memory."""
-        return any(answer.ended == "out of memory" for answer in self.answers)
+        """Whether a GPU could not serve a request, even if the program went on without."""
+        ended = any(answer.ended == "out of memory" for answer in self.answers)
+        return ended or any(gpu.failed or gpu.errors for _, gpu in self.by_gpu())
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None where the program did not get far enough to say."""
+        """Whether it fits; None where the program did not get far enough to say.
+
+        A request that failed is a "no" even where the program, or a library, caught the error: what
+        it wanted to do with that memory, it did not do.
+        """
         if self.out_of_memory or self.peak_reserved_bytes > self.budget_bytes:
             return False
         well = all(answer.ended in ENDED_WELL for answer in self.answers)
@@ -109,11 +116,15 @@ class FitReport:
         return [(answer, gpu) for answer in self.answers for gpu in answer.gpus]
 
     def worst(self) -> tuple[ProcessReport, GpuReport]:
-        """Return the process that ran out of memory, else the one that reserved the most."""
-        return max(
-            self.by_gpu(),
-            key=lambda pair: (pair[0].ended == "out of memory", pair[1].peak_reserved_bytes),
-        )
+        """Return the GPU that could not serve a request, with its process; else the one of which
+        the most was reserved."""
+
+        def rank(pair: tuple[ProcessReport, GpuReport]) -> tuple:
+            answer, gpu = pair
+            failed = gpu.failed is not None
+            return failed and answer.ended == "out of memory", failed, gpu.peak_reserved_bytes
+
+        return max(self.by_gpu(), key=rank)
 
     def least_seconds(self, answer: ProcessReport) -> float | None:
         """Return a bound of a step's seconds, as if all ranks were on one server; None where it was
@@ -151,12 +162,15 @@ class FitReport:
             left = format_bytes(self.budget_bytes - self.peak_reserved_bytes)
             return f"It fits {where}: {most} of {room} reserved at most, {left} left."
         if self.out_of_memory:
-            _, gpu = self.worst()
+            answer, gpu = self.worst()
             asked = format_bytes(gpu.failed.nbytes) if gpu.failed else "more memory"
             when = gpu.failed.when if gpu.failed else gpu.allocated_at
+            survived = answer.ended != "out of memory"
             return (
                 f"It does not fit {where}: {when}, it asked for {asked} when "
                 f"{format_bytes(gpu.peak_reserved_bytes)} of {room} were reserved."
+                + " The program caught the error and went on without."
+                * survived
             )
         if self.fits is False:
             return f"It does not fit {where}: {most} reserved at most, {room} allowed."
@@ -168,7 +182,7 @@ class FitReport:
         if self.hung:
             hung = self.line(self.hung)
             return f"nothing happened for {HANG_SECONDS:.0f} s; it was stopped at {hung}."
-        for answer in self.answers:
+        for answer in [*self.answers, *self.others]:
             if answer.error:
                 line = self.line(answer.error_stack[0]) if answer.error_stack else "its end"
                 error = answer.error.replace(f"{self.folder}{os.sep}", "")
@@ -191,12 +205,16 @@ class FitReport:
         if not self.by_gpu():
             return []
         answer, gpu = self.worst()
-        found = [self._every_gpu()] if len(self.by_gpu()) > 1 else []
+        found = []
+        if answer.trained < answer.trainable / 2:
+            title = f"Only {answer.trained} of {answer.trainable} trainable tensors got a gradient"
+            lines = ["The others take no memory for one, nor for what an optimizer keeps of it."]
+            found.append(Section(title, lines))
+        if len(self.by_gpu()) > 1:
+            found.append(self._every_gpu())
         found.append(Section("The run", facts=self._facts(answer, gpu)))
         if gpu.failed is not None:
             asked = f"It asked for {format_bytes(gpu.failed.nbytes)}: {gpu.failed.when}."
-            if answer.ended != "out of memory":
-                asked += " The program went on without."
             stack = map(self.line, gpu.failed.stack[:most])
             found.append(Section("The request that failed", [asked, "It came from", *stack]))
         if gpu.holders:
@@ -221,6 +239,12 @@ class FitReport:
             headings = ("times", "value", "line")
             rows = [(f"{u.times}", u.what, self.line(u.line)) for u in answer.unknown[:most]]
             found.append(Section("Values read as 0", lines, headings=headings, rows=rows))
+        if faults := sorted({fault for each in self.answers for fault in each.faults}):
+            lines = [
+                "They may have kept something out of this report, not out of the peaks:",
+                *faults,
+            ]
+            found.append(Section("Faults of labkit's own", lines))
         return found
 
     def _every_gpu(self) -> Section:
@@ -264,6 +288,8 @@ class FitReport:
             facts["Allocator"] = f"gave its cache back {times} for a request{errors}"
         if a_step := self.a_step():
             facts["A step"] = a_step
+        if libraries := sorted({name for each in self.answers for name in each.unsized_workspaces}):
+            facts["Not counted"] = f"workspaces of {', '.join(libraries)}"
         if zeros := sorted({name for each in self.answers for name in each.weights_not_read}):
             facts["Weights"] = f"of {', '.join(zeros)} were not read: they are zeros"
         if others := sorted({name for each in self.answers for name in each.tokenizers_stood_in}):

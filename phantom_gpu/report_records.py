@@ -157,6 +157,10 @@ class ProcessReport:
         versions: of PyTorch and CUDA.
         weights_not_read: models that transformers loaded as zeros.
         tokenizers_stood_in: models whose tokenizer is another one.
+        trainable, trained: tensors of optimizers that require a gradient, and how many had one.
+        unsized_workspaces: libraries of NVIDIA's whose workspaces are not counted, since only they
+            know how large these are.
+        faults: of ours, which may have kept something out of this report.
     """
 
     script: str
@@ -173,3 +177,7 @@ class ProcessReport:
     versions: str = ""
     weights_not_read: list[str] = field(default_factory=list)
     tokenizers_stood_in: list[str] = field(default_factory=list)
+    trainable: int = 0
+    trained: int = 0
+    faults: list[str] = field(default_factory=list)
+    unsized_workspaces: list[str] = field(default_factory=list)

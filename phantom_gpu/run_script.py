@@ -87,11 +87,13 @@ def run_program(
         except OSError as error:
             raise InputError(f"cannot start {command[0]}: {error.strerror}") from None
         hung, interrupted = _wait(process, folder, report)
+        answers = read_answers(folder)
         return FitReport(
             gpu=card,
             gpus=gpus,
             budget_bytes=budget_bytes or card.budget_bytes,
-            answers=read_answers(folder),
+            answers=sorted((a for a in answers if a.gpus), key=lambda answer: answer.rank),
+            others=[answer for answer in answers if answer.error and not answer.gpus],
             folder=started_in,
             returncode=process.returncode,
             hung=hung,
@@ -100,13 +102,13 @@ def run_program(
 
 
 def read_answers(folder: Path) -> list[ProcessReport]:
-    """Return the answers that processes have written into ``folder``, by rank.
+    """Return the answers that processes have written into ``folder``, in the order in which they
+    were last written: that of a launcher comes after those of its ranks.
 
     They are pickled: the program is the user's own, and runs with all the rights that we have.
     """
-    answers = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.answer"))]
-    used = [answer for answer in answers if answer.gpus]  # a launcher, for one, uses none
-    return sorted(used or [a for a in answers if a.error], key=lambda answer: answer.rank)
+    files = sorted(folder.glob("*.answer"), key=lambda file: file.stat().st_mtime_ns)
+    return [pickle.loads(file.read_bytes()) for file in files]
 
 
 def _wait(

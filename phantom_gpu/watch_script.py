@@ -11,6 +11,7 @@ gradient arrives.
 """
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import inspect
@@ -26,7 +27,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import groupby
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -49,7 +50,7 @@ from gpumem.fake_cuda.refusals import LIBRARIES
 from gpumem.files import write_atomic
 from gpumem.trace import ROUNDING, Category, Phase
 from gpumem.units import KIB
-from phantom_gpu.allocator_history import TORCH, Addresses, Block, History, Mark, Tag
+from phantom_gpu.allocator_history import KEPT_STEPS, TORCH, Addresses, Block, History, Mark, Tag
 from phantom_gpu.report_records import (
     NOT_READ,
     STOOD_IN,
@@ -66,7 +67,7 @@ from phantom_gpu.step_costs import Counted
 from phantom_gpu.suggestions import changes
 
 WRITE_SECONDS = 2.0
-MOST_HOLDERS = 40
+MOST_HOLDERS, MOST_FAULTS = 40, 20
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _memory = torch.cuda.memory
 _RECORD = _memory._record_memory_history
@@ -75,6 +76,22 @@ _SKIPS = "skip_actions" in inspect.signature(_RECORD).parameters
 _UNREAD = {"skip_actions": ["free_requested"]} if _SKIPS else {}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _set_metadata = torch._C._cuda_setMemoryMetadata
+
+
+def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a fault of ours from reaching the program that is watched: note it and go on.
+
+    What ends the program on purpose (`SystemExit`, Ctrl-C) passes.
+    """
+
+    @wraps(hook)
+    def safe(watch: "Watch", *arguments: Any, **options: Any) -> Any:
+        try:
+            return safe.__wrapped__(watch, *arguments, **options)
+        except Exception as error:
+            watch.note_fault(hook.__name__, error)
+
+    return safe
 
 
 @dataclass(frozen=True)
@@ -103,9 +120,12 @@ class Watch:
         self.peak_stats: dict[int, Counter[str]] = {}
         self.unknown: Counter[tuple[str, str]] = Counter()
         self.ended, self.error, self.error_stack = "", "", []
+        self.faults: list[str] = []
         self._modules: list[str] = []
         self._names: dict[int, tuple[weakref.ref, str]] = {}  # of modules, by identity
         self._optimizers: weakref.WeakSet = weakref.WeakSet()
+        # By optimizer: tensors that require a gradient, and the most that had one at an update.
+        self._trainable: dict[int, tuple[int, int]] = {}
         self._marks: dict[int, list[Mark]] = defaultdict(list)
         self._stepped_in_backward = False
         self._segments: tuple[str, list[dict[str, Any]]] = ("", [])  # at the moment named
@@ -128,6 +148,17 @@ class Watch:
         os._exit = partial(self._leave, os._exit)
         torch.cuda._lazy_call(self._on_cuda)
 
+    def note_fault(self, where: str, error: Exception) -> None:
+        """Note a fault of ours, which the report shows; the first of each kind is printed, too."""
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        fault = (
+            f"{where}: {type(error).__name__}: {error} ({Path(line.filename).name}:{line.lineno})"
+        )
+        if fault not in self.faults and len(self.faults) < MOST_FAULTS:
+            self.faults.append(fault)
+            print(f"labkit: a fault of ours, the program goes on: {fault}", file=sys.stderr)
+
+    @_guarded
     def _on_cuda(self) -> None:
         self._record()
         _memory._record_memory_history = self._recorded_by_user
@@ -167,16 +198,21 @@ class Watch:
     def _step(self) -> int:
         return 0 if self.phase is Phase.SETUP else self.steps + 1
 
+    @_guarded
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self._say()
 
-    def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
+    @_guarded
+    def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self._modules.append(self._path(module))
-        self._enter(Phase.FORWARD)
+        # What runs on the CPU first, to prepare data, does not end the setup.
+        if self.phase is not Phase.SETUP or _on_gpu(module, inputs):
+            self._enter(Phase.FORWARD)
 
+    @_guarded
     def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
@@ -190,6 +226,7 @@ class Watch:
         if not self._modules and not torch.is_grad_enabled():
             self._look_now_and_then()
 
+    @_guarded
     def _gradient_of(self, path: str, _: torch.Tensor) -> None:
         """Note, on autograd's own thread, that a module's backward begins."""
         _set_metadata(Tag(self._step, Phase.BACKWARD, path, self.backward_line).written())
@@ -206,11 +243,7 @@ class Watch:
         return self._names[id(module)][1]
 
     def _backward(self, run: Any, *arguments: Any, **options: Any) -> Any:
-        self.backward_line = line_of(sys._getframe(1))
-        self._enter(Phase.BACKWARD)
-        for root in tensors_in(list(arguments[:1])):
-            if not root.is_leaf:
-                root.register_hook(partial(self._gradient_of, ""))
+        self._before_backward(sys._getframe(1), arguments[:1])
         try:
             return run(*arguments, **options)
         finally:
@@ -219,11 +252,29 @@ class Watch:
                 self._stepped_in_backward = False
                 self._end_step()
 
+    @_guarded
+    def _before_backward(self, caller: FrameType, roots: tuple) -> None:
+        self.backward_line = line_of(caller)
+        self._enter(Phase.BACKWARD)
+        for root in tensors_in(list(roots)):
+            if not root.is_leaf:
+                root.register_hook(partial(self._gradient_of, ""))
+
+    @_guarded
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._optimizers.add(optimizer)
-        self._mark(_gradients(optimizer))
+        self._count_trainable(optimizer)
+        if torch.cuda.is_initialized():
+            self._mark(_gradients(optimizer))
         if torch._C._current_graph_task_id() == -1:
             self._enter(Phase.OPTIMIZER)
+
+    def _count_trainable(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        trainable = [p for p in parameters if p.requires_grad and p.numel()]  # a shard may be empty
+        trained = sum(p.grad is not None for p in trainable)
+        _, most = self._trainable.get(id(optimizer), (0, 0))
+        self._trainable[id(optimizer)] = len(trainable), max(most, trained)
 
     def _mark(self, addresses: Addresses) -> None:
         for device in range(torch.cuda.device_count()):
@@ -231,13 +282,16 @@ class Watch:
             calls = counted["allocated"] + counted["freed"]
             self._marks[device].append(Mark(calls, addresses))
 
-    def _after_step(self, *_: Any) -> None:
+    @_guarded
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._count_trainable(optimizer)  # one with a closure has its gradients only now
         if torch._C._current_graph_task_id() != -1:
             self._stepped_in_backward = True
             return
         self.look(f"after the update of step {self.steps + 1}")
         self._end_step()
 
+    @_guarded
     def _end_step(self) -> None:
         self.steps += 1
         self.counted.end_step()
@@ -250,6 +304,7 @@ class Watch:
             self.ended = "stopped"
             raise SystemExit(0)
 
+    @_guarded
     def read_unknown(self, tensor: torch.Tensor) -> None:
         """Note that the program read a value that nobody computed."""
         what = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
@@ -257,11 +312,13 @@ class Watch:
 
     # --- what the allocator did ---------------------------------------------------------------
 
+    @_guarded
     def _look_now_and_then(self) -> None:
         if time.monotonic() - self._written_at > WRITE_SECONDS:
             self.look()
             self._write()
 
+    @_guarded
     def look(self, moment: str = "") -> None:
         """Read what every GPU's allocator recorded since the last look, and whose blocks live; keep
         the segments of a moment that has a name."""
@@ -293,6 +350,7 @@ class Watch:
             self._entries_read[device] = len(entries) if self.keeps_record else 0
             self._look(device)
 
+    @_guarded
     def _look(self, device: int) -> None:
         """Keep the highest of the allocator's own counters, which a program may reset."""
         found = torch.cuda.memory_stats(device)
@@ -314,10 +372,15 @@ class Watch:
             _note_all(found, optimizer)
         return found
 
-    def _named_modules(self) -> list[tuple[torch.nn.Module, str]]:
-        known = [(reference(), path) for reference, path in self._names.values()]
-        found = [(module, path) for module, path in known if module is not None]
-        return found or [pair[::-1] for model in _models() for pair in model.named_modules()]
+    def _named_modules(self) -> Iterator[tuple[torch.nn.Module, str]]:
+        """Yield modules that ran, then those that only exist: a teacher, a part that is left out.
+        These are looked for in the first steps and at the end, since it takes its time."""
+        for reference, path in self._names.values():
+            if (module := reference()) is not None:
+                yield module, path
+        if self.steps < KEPT_STEPS or self.ended:
+            for model in _models():
+                yield from (pair[::-1] for pair in model.named_modules())
 
     def _out_of_memory(self, device: int, *_: Any) -> None:
         self.look("at the out-of-memory error")
@@ -329,12 +392,16 @@ class Watch:
         """Write the last answer; called as the process ends."""
         if os.getpid() != self._pid:
             return
-        self.look("" if self._segments[1] else "at the end")
         self._note_error()
+        self.ended = self.ended or "finished"
+        self.look("" if self._segments[1] else "at the end")
+        self._keep_snapshot()
+        self._write() or self._write()  # nobody would learn of a fault in the last one
+
+    @_guarded
+    def _keep_snapshot(self) -> None:
         if self.orders.snapshot and self.histories:
             _memory._dump_snapshot(self.orders.snapshot)
-        self.ended = self.ended or "finished"
-        self._write()
 
     def _leave(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
         """Write the last answer of a program that skips what Python does as it ends."""
@@ -342,17 +409,16 @@ class Watch:
             if status and os.getpid() == self._pid:
                 self.ended, self.error = "failed", f"exit code {status} from os._exit"
             self.finish()
-        except Exception:  # a fault of ours must not keep the program from leaving
-            traceback.print_exc()
         finally:
             leave(status)
 
+    @_guarded
     def _note_error(self) -> None:
         error = getattr(sys, "last_value", None)
         if error is None:
             return
         self.ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        if isinstance(error, torch.OutOfMemoryError):
+        if any(isinstance(each, torch.OutOfMemoryError) for each in _chain(error)):
             self.ended = "out of memory"
         self.error = "".join(traceback.format_exception_only(error)).strip()[:4000]
         stack = reversed(traceback.extract_tb(error.__traceback__))
@@ -367,16 +433,7 @@ class Watch:
             error=self.error,
             error_stack=self.error_stack,
             steps=self.steps,
-            gpus=[
-                _gpu_report(
-                    device,
-                    history,
-                    self.peak_stats[device],
-                    self._changes(history),
-                    self._drawn(device, history),
-                )
-                for device, history in self.histories.items()
-            ],
+            gpus=self._gpu_reports(),
             unknown=[
                 UnknownValue(line, what, times)
                 for (line, what), times in self.unknown.most_common(20)
@@ -387,7 +444,29 @@ class Watch:
             versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}",
             weights_not_read=list(dict.fromkeys(NOT_READ)),
             tokenizers_stood_in=list(dict.fromkeys(STOOD_IN)),
+            trainable=sum(trainable for trainable, _ in self._trainable.values()),
+            trained=sum(trained for _, trained in self._trainable.values()),
+            faults=self.faults,
+            unsized_workspaces=_unsized_workspaces(),
         )
+
+    def _gpu_reports(self) -> list[GpuReport]:
+        """Return what is known of each GPU that held anything; where a fault of ours keeps its
+        record from being read, what the allocator itself has counted."""
+        found = []
+        for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+            stats = self.peak_stats.get(device) or torch.cuda.memory_stats(device)
+            history = self.histories.get(device, History())
+            if not stats.get("reserved_bytes.all.peak") and not history.failures:
+                continue
+            try:
+                drawn = self._drawn(device, history)
+                report = _gpu_report(device, history, stats, self._changes(history), drawn)
+            except Exception as error:
+                self.note_fault("_gpu_report", error)
+                report = _gpu_report(device, History(), stats, [], None)
+            found.append(report)
+        return found
 
     def _changes(self, history: History) -> list[Change]:
         """Return what would lower the peak, once the program has ended: it takes its time."""
@@ -401,13 +480,15 @@ class Watch:
         moment, segments = self._segments
         return DrawnRecord(timeline, [_drawn(s) for s in segments if s["device"] == device], moment)
 
-    def _write(self) -> None:
+    @_guarded
+    def _write(self) -> bool:
         self._written_at = time.monotonic()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()  # not every launcher sets the variable
-        if self.histories or self.ended:
+        if torch.cuda.is_initialized() or self.ended:
             path = Path(self.orders.folder, f"{os.getpid()}.answer")
             write_atomic(path, pickle.dumps(self.answer()))
+        return True
 
 
 def _gpu_report(
@@ -495,6 +576,18 @@ def users_lines(stack: list[str]) -> list[str]:
     return stack
 
 
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from, or while they were handled."""
+    met: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in met:
+            met.add(id(each))
+            yield each
+            waiting += [each.__cause__, each.__context__]
+
+
 def _note(found: Addresses, parameter: torch.Tensor, name: str) -> None:
     for address in _addresses_of(with_scales(parameter)):
         found.setdefault(address, (Category.WEIGHTS, name))
@@ -529,13 +622,28 @@ def _addresses_of(tensors: Iterable[Any]) -> Iterator[int]:
                 yield part.untyped_storage().data_ptr()
 
 
+def _on_gpu(module: torch.nn.Module, inputs: Any) -> bool:
+    tensors = [*tensors_in(inputs), *module.parameters()]
+    return any(tensor.is_cuda for tensor in tensors)
+
+
 def _models() -> list[torch.nn.Module]:
-    """Return the outermost modules of a program whose models have not run yet."""
+    """Return the outermost modules of a program."""
     # `isinstance` would ask objects that stand for others, and warn, what they are.
     objects = gc.get_objects()
     modules = [found for found in objects if issubclass(type(found), torch.nn.Module)]
+    modules = [found for found in modules if "_modules" in vars(found)]  # the others are half made
     inner = {id(child) for module in modules for child in module.children()}
     return [module for module in modules if id(module) not in inner]
+
+
+def _unsized_workspaces() -> list[str]:
+    """Return the libraries that were asked how large a workspace must be; see build_stubs.py."""
+    runtime = ctypes.CDLL(None)
+    runtime.phantom_unsized_functions.restype = ctypes.c_char_p
+    functions = runtime.phantom_unsized_functions().decode().split()
+    names = {"cusolver": "cuSOLVER", "cufft": "cuFFT", "cusparse": "cuSPARSE", "cudnn": "cuDNN"}
+    return [said for name, said in names.items() if any(f.startswith(name) for f in functions)]
 
 
 def _pinned_bytes() -> int:

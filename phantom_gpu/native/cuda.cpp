@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -259,6 +260,35 @@ API size_t phantom_last_copy(const void** first) {
   *first = last_copy.data();
   return last_copy.size();
 }
+
+// What Python follows values with is a dispatch mode. Where one is active, PyTorch's operators choose ways that
+// any mode can see into, and some of these allocate more: the mode that follows values must look to them like
+// none, as long as it is alone. They ask libc10, whose function is found here first (LD_PRELOAD); Python's
+// bindings ask it, too, and get the truth.
+static void* follower = nullptr;  // that mode's PyObject
+API void phantom_followed_by(void* mode) { follower = mode; }
+API bool _ZN3c104impl21dispatch_mode_enabledEv() {
+  struct Mode {  // c10::SafePyObject
+    void* object;
+  };
+  static void* c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+  static auto enabled = (bool (*)())dlsym(c10, "_ZN3c104impl21dispatch_mode_enabledEv");
+  static auto count = (int64_t (*)())dlsym(c10, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv");
+  static auto mode = (const std::shared_ptr<Mode>& (*)(int64_t))dlsym(
+      c10, "_ZN3c104impl20TorchDispatchModeTLS12get_stack_atEl");
+  if (!enabled()) return false;
+  if (!count || !mode || count() != 1 || mode(0)->object != follower) return true;
+  Dl_info caller;
+  return dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libtorch_python");
+}
+
+// Functions of NVIDIA's libraries that were asked how large a workspace must be, each followed by a space.
+static std::string unsized;
+API void phantom_unsized(const char* function) {
+  Locked locked(memory_lock);
+  if (unsized.find(function) == std::string::npos) unsized += std::string(function) + " ";
+}
+API const char* phantom_unsized_functions() { return unsized.c_str(); }
 
 // For NVML's stubs.
 API int phantom_count() { return gpu().count; }

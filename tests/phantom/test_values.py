@@ -49,7 +49,8 @@ def copies(device):
 def reading(device):
     x = torch.tensor([4, 2, 9], device=device)
     lengths = [int(n) for n in x]
-    return x.argmax().item(), x[1].item(), lengths, bool((x > 1).all()), x.tolist(), len(x)
+    same = torch.equal(x, x.clone()), torch.equal(x, x + 1), torch.allclose(x, x), 9 in x
+    return x.argmax().item(), x[1].item(), lengths, bool((x > 1).all()), x.tolist(), len(x), same
 
 
 def few_floats(device):
@@ -79,6 +80,7 @@ def masked_gradients(device):
     return mask.sum(), list(x.grad.shape), y, y.index_put((~mask,), mask.sum())
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     "of",
     [
@@ -94,9 +96,13 @@ def masked_gradients(device):
         masked_gradients,
     ],
 )
-def test_what_is_known_is_as_on_the_cpu(of):
+def test_what_is_known_is_as_on_the_cpu(of, mode):
+    if of is masked_gradients and mode is torch.inference_mode:
+        pytest.skip("it has no gradients")
     flat = torch.utils._pytree.tree_leaves
-    for found, right in zip(flat(of("cuda")), flat(of("cpu")), strict=True):
+    with mode():
+        pairs = list(zip(flat(of("cuda")), flat(of("cpu")), strict=True))
+    for found, right in pairs:
         if isinstance(right, torch.Tensor):
             assert found.shape == right.shape
             assert torch.equal(found.cpu(), right)
@@ -150,6 +156,14 @@ def predictions():
     return right.sum().item() == 1 and (best[:, 0] != best[:, 1]).all() and best.max() < 1000
 
 
+def comparisons():
+    x = torch.randn(1000, device="cuda")
+    zero = torch.zeros(1 << 21, dtype=torch.int64, device="cuda") * 2  # unknown, since it is large
+    none = (x == 0).any() or (x <= 0).any() or x.isnan().any() or x.isinf().any()
+    every = (x != 0).all() and (x > 0).all() and x.isfinite().all()
+    return not none and every and (zero.min() == 0).item() and not len((x == 0).nonzero())
+
+
 def tokens_that_are_drawn():
     ids = torch.ones(2, 3, dtype=torch.int64, device="cuda")
     while ids.shape[1] < 6 and not (ids[:, -1] == 2).any():
@@ -165,6 +179,7 @@ def tokens_that_are_drawn():
         finite_losses_and_gradients,
         figures_that_are_printed,
         predictions,
+        comparisons,
         tokens_that_are_drawn,
     ],
 )

@@ -1,10 +1,12 @@
-"""Sums of gradients: in place under a `TorchDispatchMode`, too.
+"""Gradients are written in place under a `TorchDispatchMode`, too.
 
 Where a tensor goes into several operations, autograd adds up the gradients that come back. It does
 so in place if nothing else holds the first of them (PyTorch, ``torch/csrc/autograd/
 input_buffer.cpp``: ``can_accumulate_inplace``), but never while a mode is active: then each sum is
-a new tensor. What watches memory through a mode would see a block too many at each sum, which the
-program does not take when it runs by itself.
+a new tensor. The backward of an index, and of what selects (``topk``, ``max``), likewise fills
+zeros in place, but a copy of them where a mode is active (``FunctionsManual.cpp``:
+``areAnyTensorSubclassLike``). What watches memory through a mode would see a block too many each
+time, which the program does not take when it runs by itself.
 
 Limits: a sum of two tensors that only C++ code holds, inside the backward of one operation, cannot
 be told from autograd's own; PyTorch has none in what transformers train.
@@ -17,22 +19,30 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _aten = torch.ops.aten
-_SUM, _IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
+_SUM = _aten.add.Tensor
+#: Operators of a backward pass, and what runs in their place where no mode is active.
+_IN_PLACE = {
+    _SUM: _aten.add_.Tensor,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.index_put.default: _aten.index_put_.default,
+}
 
 
 def as_without_mode(func: Any, args: tuple) -> Any:
-    """Return the operator that runs where no mode is active: ``add_`` in place of ``add`` where
-    autograd alone holds the first gradient of a sum, else ``func``.
+    """Return the operator that runs where no mode is active: one that writes in place where the
+    backward pass alone holds the first of ``args``, else ``func``.
 
     To be called first in ``__torch_dispatch__``, before anything else holds one of ``args``.
     """
-    if func is not _SUM or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+    if func not in _IN_PLACE or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return func
-    if len(args) > 2 or not all(isinstance(arg, torch.Tensor) for arg in args):
+    if func is _SUM and (len(args) > 2 or not all(isinstance(arg, torch.Tensor) for arg in args)):
         return func
-    if _holders(args) != _AUTOGRAD_ALONE or not _aten.is_non_overlapping_and_dense(args[0]):
-        return func
-    return _IN_PLACE
+    in_cpp, in_python, of_memory = _holders(args)
+    if func is not _SUM and in_cpp == _AUTOGRAD_ALONE[0] + 1:
+        in_cpp -= 1  # the zeros are an argument of the function that fills them
+    alone = (in_cpp, in_python, of_memory) == _AUTOGRAD_ALONE
+    return _IN_PLACE[func] if alone and _aten.is_non_overlapping_and_dense(args[0]) else func
 
 
 def _holders(args: tuple) -> tuple[int, int, int]:

@@ -98,3 +98,30 @@ def test_the_peak_at_a_sum_is_the_allocators():
     truth = lab.measure(at_sums, track=False).peak_bytes
     for run in (lab.measure(at_sums), lab.simulate(at_sums)):
         assert run.peak_bytes == pytest.approx(truth, abs=64)  # numbers that only C++ sees
+
+
+@pytest.mark.parametrize(
+    ("use", "filled"),
+    [
+        (lambda y: y.topk(8).values.sum(), "scatter_.src"),
+        (lambda y: y.view(8, 8).max(1).values.sum(), "scatter_.src"),
+        (lambda y: y[torch.tensor([0, 3, 3])].sum(), "index_put_.default"),
+    ],
+    ids=["topk", "max", "index"],
+)
+def test_zeros_that_a_backward_fills_are_filled_in_place(use, filled):
+    made = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            func = as_without_mode(func, args)
+            made.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(64, requires_grad=True)
+    use(2 * x).backward()
+    alone, x.grad = x.grad, None
+    with Noted():
+        use(2 * x).backward()
+    assert filled in made
+    assert torch.equal(x.grad, alone)

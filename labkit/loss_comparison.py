@@ -131,6 +131,7 @@ def _train(experiment: Experiment, steps: int, parameters: dict[str, Any]) -> tu
 def held_out_loss(
     model: Any,
     *,
+    tokenizer: Any = None,
     rows: int = 16,
     seq_len: int = 256,
     batch_size: int = 4,
@@ -139,14 +140,15 @@ def held_out_loss(
     """Return the mean loss per token on the test split, in nats; its exponential is the perplexity.
 
     ``model`` is a transformers causal language model (adapters and quantized layers included),
-    evaluated without dropout and gradients, and left in the mode it was in. ``rows``, ``seq_len``
-    and ``seed`` are as for ``batches``; ``batch_size`` rows at once change no result.
+    evaluated without dropout and gradients, and left in the mode it was in. ``tokenizer``,
+    ``rows``, ``seq_len`` and ``seed`` are as for ``batches``; ``batch_size`` rows at once change
+    no result.
     """
     rows = positive_int(rows, "rows")
     if positive_int(seq_len, "seq_len") < 2:
         raise InputError("seq_len must be at least 2: each token is predicted from those before it")
     device = next(model.parameters()).device
-    text = {"seq_len": seq_len, "seed": seed, "split": "test"}
+    text = {"seq_len": seq_len, "seed": seed, "split": "test", "tokenizer": tokenizer}
     [ids] = batches(device=device, batch_size=rows, steps=1, **text)
     modes = {module: module.training for module in model.modules()}  # a part may be frozen
     model.eval()

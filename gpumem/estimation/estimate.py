@@ -18,6 +18,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from gpumem.estimation.model_building import possible_for
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.training import training
 from gpumem.estimation.weight_shapes import shapes_of
@@ -210,6 +211,7 @@ def estimate(
     gpu = catalogue.gpu(gpu)
     recipe.check(gpu)
     name, config = find_config(model)
+    recipe = possible_for(config, recipe)
     found = recipe_log(config, recipe, gpu, exact=exact)
     run = run_of(found.log, gpu, name=name)
     return Estimate(

@@ -53,6 +53,19 @@ def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int |
     return model
 
 
+def possible_for(config: Any, recipe: Recipe) -> Recipe:
+    """Return ``recipe`` with the attention that transformers has for this model.
+
+    Raises:
+        InputError: it asks for flash attention, and the model has none.
+    """
+    if catalogue.has_fused_attention(config):
+        return recipe
+    if recipe.attention == "flash":
+        raise InputError(f"transformers has no fused attention for {config.model_type} models")
+    return recipe.but(attention="eager")
+
+
 def _refuse_length(model: Any, seq_len: int) -> None:
     """Refuse more tokens than GPT-2's kind of model has positions: only real tensors would fail."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)

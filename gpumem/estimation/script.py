@@ -25,7 +25,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpumem.estimation import techniques
-from gpumem.estimation.model_building import adapter_targets
+from gpumem.estimation.model_building import adapter_targets, possible_for
 from gpumem.estimation.recipe import CHUNK_TOKENS, Recipe
 from gpumem.inputs import InputError
 from gpumem.models import catalogue
@@ -72,6 +72,7 @@ def script(recipe: Recipe, *, model: Any, needed_bytes: int | None = None, gpu: 
     if recipe.quantize:
         packages.append("accelerate")
     name, config = find_config(model)
+    recipe = possible_for(config, recipe)
     if image_tokens(config):
         raise InputError(f"a script reads a text file, and {name[:80]} is trained on images too")
     attention, targets = "eager" if recipe.attention == "eager" else "sdpa", None

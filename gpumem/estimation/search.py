@@ -197,7 +197,7 @@ class Search:
         changes = recipes_to_try.changes(recipe, self.shapes)
         crossing, seconds = link_and_bound(found, self.shapes)
         option = Option(
-            recipe=recipe,
+            recipe=found.recipe,  # the model may have one attention only
             group="changed" if changes else "same",
             changes=changes,
             costs=recipes_to_try.costs(recipe, crossing, run.sent_bytes),

@@ -21,7 +21,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpumem.estimation.model_building import build_model
+from gpumem.estimation.model_building import build_model, possible_for
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.techniques import (
     HostOptimizer,
@@ -61,6 +61,7 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
             itself raises it where the model cannot be built or trained so.
     """
     name, config = find_config(model)
+    recipe = possible_for(config, recipe)
     _import_libraries(recipe)
 
     def experiment(device: torch.device, layers: int | None = None) -> Iterator[torch.Tensor]:

@@ -148,7 +148,8 @@ def model(
         name: a model of the table, ``"Llama-3.2-1B"``, or a transformers config (it is copied).
         device, dtype: of its weights; ``dtype_of(precision)`` gives the dtype.
         layers: cut (or raise) the number of layers.
-        attention: ``"sdpa"`` or ``"eager"``.
+        attention: ``"sdpa"`` or ``"eager"``, which it is in any case where transformers has no
+            other for this model.
         **overrides: other fields of its config, ``hidden_size=512``.
 
     Returns:
@@ -160,8 +161,6 @@ def model(
     Raises:
         InputError: unknown model, device, attention or field; a dtype that cannot be trained.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
     attention = one_of(attention, ATTENTIONS, "attention")
     if dtype not in _WEIGHT_DTYPES:
         names = ", ".join(map(str, _WEIGHT_DTYPES))
@@ -171,7 +170,9 @@ def model(
     else:
         kind = type(name)
         settings = _changed(kind, kind.__name__, name.to_dict(), layers, overrides)
-    auto = AutoModelForImageTextToText if image_tokens(settings) else AutoModelForCausalLM
+    if not has_fused_attention(settings):
+        attention = "eager"
+    auto = _auto_class(settings)
     with _device(device):
         try:
             built = auto.from_config(settings, dtype=dtype, attn_implementation=attention)
@@ -184,6 +185,26 @@ def model(
             ) from error
     built.loss_type = "ForCausalLM"  # GPT-2's class name does not say so, and a warning would
     return built.train()
+
+
+def _auto_class(settings: "PreTrainedConfig") -> type:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if image_tokens(settings) else AutoModelForCausalLM
+
+
+def causal_class(settings: "PreTrainedConfig") -> type:
+    """Return the class that `model` builds; an `InputError` says that there is none."""
+    known = _auto_class(settings)._model_mapping
+    if type(settings) not in known:
+        raise InputError(f"transformers has no causal language model for {type(settings).__name__}")
+    return known[type(settings)]
+
+
+def has_fused_attention(settings: "PreTrainedConfig") -> bool:
+    """Return whether transformers calls ``scaled_dot_product_attention`` for such a model: Gemma-2
+    caps its scores, gpt-oss adds to them, and neither can leave them to a fused kernel."""
+    return causal_class(settings)._supports_sdpa
 
 
 def layers_of(model: "PreTrainedModel") -> torch.nn.ModuleList | None:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpumem.inputs import InputError, shown
-from gpumem.models.catalogue import MODELS, config, image_tokens, last_line, model_info
+from gpumem.models.catalogue import (
+    MODELS,
+    causal_class,
+    config,
+    image_tokens,
+    last_line,
+    model_info,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -123,6 +130,14 @@ def _checked(made: "PreTrainedConfig", what: str) -> "PreTrainedConfig":
         raise InputError(
             f"{what} is of the type {kind!r}, which is no causal language model: run your script "
             "with `labkit phantom`, or give its step as a function to lab.simulate"
+        )
+    # BartForCausalLM and Llama4ForCausalLM are decoders of what such a config describes.
+    trains_all = causal_class(made).config_class is type(made) and not made.is_encoder_decoder
+    if (made.is_encoder_decoder or made.sub_configs) and not trains_all:
+        raise InputError(
+            f"{what} is of the type {kind!r}, and its causal language model is the decoder alone: "
+            "its other parts would be left out. Run your script with `labkit phantom`, or give its "
+            "step as a function to lab.simulate"
         )
     text = made.get_text_config()
     for field, most in _BOUNDS.items():

@@ -12,6 +12,7 @@ import labkit as lab
 from gpumem.estimation.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
 from gpumem.hardware.catalogue import gpus
 from gpumem.inputs import PRECISIONS, InputError
+from gpumem.models.catalogue import has_fused_attention
 from gpumem.models.config import config_from_dict, find_config
 
 LLAMA = {
@@ -157,6 +158,9 @@ def test_what_a_recipe_says_is_left_out():
         ({"model_type": 7}, "no object with a 'model_type'"),
         ({"model_type": "x" * 10_000}, "which transformers lacks"),
         ({"model_type": "t5"}, "no causal language model"),
+        ({"model_type": "bart"}, "is the decoder alone"),
+        ({"model_type": "whisper"}, "is the decoder alone"),
+        ({"model_type": "llama4"}, "is the decoder alone"),
         ({"model_type": "mamba"}, "num_attention_heads must be"),
         ({**LLAMA, "num_hidden_layers": 10**9}, "num_hidden_layers must be at most 1000"),
         ({**GPT2, "n_layer": 10**9}, "n_layer must be at most 1000"),
@@ -172,6 +176,26 @@ def test_a_hostile_config_is_refused_in_a_sentence(record, reason):
     with pytest.raises(InputError, match=reason) as caught:
         config_from_dict(record)
     sentence_of(caught.value)
+
+
+def test_a_model_without_fused_attention_is_estimated_with_eager():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
+    config = config_from_dict({"model_type": "gemma2", **sizes, **heads})
+    assert not has_fused_attention(config)
+    asked = lab.estimate(config, gpu="t4", seq_len=16)
+    assert asked.recipe.attention == "eager"
+    plain = lab.estimate(config, gpu="t4", seq_len=16, attention="eager")
+    assert plain.peak_reserved_bytes == asked.peak_reserved_bytes
+    with pytest.raises(InputError, match="no fused attention for gemma2"):
+        lab.estimate(config, gpu="a100-80gb", precision="bf16", attention="flash")
+
+
+def test_a_config_of_ones_own_class_is_refused_in_a_sentence():
+    class Own(LlamaConfig):
+        pass
+
+    assert "no causal language model for Own" in refusal(Own())
 
 
 @pytest.mark.parametrize(

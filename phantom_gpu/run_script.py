@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def run_program(
         gpu: a GPU of the catalogue.
         gpus: how many of them, 1 to 16.
         steps: end each process after so many optimizer steps; 0: the program ends by itself.
-        budget_bytes: what may be reserved on each GPU; None: all that the driver leaves.
+        budget_bytes: what may be reserved on each GPU, as if others held the rest of it; None: all
+            that the driver leaves.
         expandable_segments: have the allocator use them.
         snapshot: a file for PyTorch's own memory snapshot of the last process that ends.
         record: have the answers hold what `phantom_gpu.report_page` draws.
@@ -73,7 +75,9 @@ def run_program(
         raise InputError(f"the budget must be more than nothing and at most {card.name}'s {room}")
     started_in = str(Path(popen.get("cwd", ".")).resolve())  # the program may remove it
     with TemporaryFolder() as folder:
-        variables = environment(card, gpus)
+        budget_bytes = budget_bytes or card.budget_bytes
+        held_bytes = card.usable_bytes - budget_bytes  # by CUDA itself, and by whoever else
+        variables = environment(replace(card, context_bytes=held_bytes), gpus)
         here = str(Path(sys.executable).parent)
         variables["PATH"] = os.pathsep.join([here, variables.get("PATH", os.defpath)])
         snapshot = str(Path(snapshot).resolve()) if snapshot else ""
@@ -91,7 +95,7 @@ def run_program(
         return FitReport(
             gpu=card,
             gpus=gpus,
-            budget_bytes=budget_bytes or card.budget_bytes,
+            budget_bytes=budget_bytes,
             answers=sorted((a for a in answers if a.gpus), key=lambda answer: answer.rank),
             others=[answer for answer in answers if answer.error and not answer.gpus],
             folder=started_in,

@@ -143,8 +143,7 @@ def test_texts_outlines_hatches_and_lines_of_figures_stand_out():
         for paper in ("white", *timelines.PHASE_COLOURS.values()):
             assert contrast(text, paper) >= TEXT_CONTRAST, (text, paper)
     edge = drawing.EDGE["edgecolor"]
-    fills = [*drawing.COLOURS.values(), *(colour for colour, _ in drawing.OTHER_STYLES.values())]
-    for fill in ("white", *fills):
+    for fill in ("white", *(colour for colour, _ in drawing.AREAS.values())):
         assert contrast(edge, fill) >= DRAWN_CONTRAST, fill
     for line in {*drawing.LINE_COLOURS} - {*drawing.PALE}:
         assert contrast(line, "white") >= DRAWN_CONTRAST, line

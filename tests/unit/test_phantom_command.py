@@ -93,12 +93,13 @@ GPU = GpuReport(
     made_of={"weights": 3 * GIB - 512, "rounding": 512},
     holders=[],
     retries=1,
-    errors=1,
-    failed=FailedRequest(2 * GIB, AT, ["/home/me/train.py:9"]),
+    errors=0,
+    failed=None,
     growth_bytes=0,
     growth=[],
     changes=[],
 )
+FULL = replace(GPU, errors=1, failed=FailedRequest(2 * GIB, AT, ["/home/me/train.py:9"]))
 ANSWER = ProcessReport("train.py", 0, "finished", "", [], 2, [GPU])
 
 
@@ -110,6 +111,8 @@ def verdict(*answers, budget_bytes=14 * GIB, **how):
     ("change", "how", "fits", "sentence"),
     [
         ({}, {"budget_bytes": GIB}, False, "It does not fit a phantom NVIDIA T4: 4.00 GiB"),
+        ({"gpus": [FULL]}, {}, False, "were reserved. The program caught the error and went on"),
+        ({"gpus": [replace(FULL, failed=None)]}, {}, False, "it asked for more memory when"),
         ({"ended": ""}, {"returncode": -9}, None, "it ended with exit code -9, without a word"),
         ({"ended": "interrupted"}, {"interrupted": True, "returncode": 1}, None, "interrupted"),
     ],
@@ -121,7 +124,7 @@ def test_the_verdict_in_words(change, how, fits, sentence):
 
 
 def test_one_process_that_fails_decides_for_all():
-    failed = replace(ANSWER, rank=1, ended="out of memory")
+    failed = replace(ANSWER, rank=1, ended="out of memory", gpus=[FULL])
     found = verdict(ANSWER, failed, returncode=1)
     assert found.fits is False
     assert "out of memory, 2 steps" in str(found)

@@ -201,8 +201,8 @@ def test_a_smaller_gpu_is_a_cap_that_ends_with_an_error_too():
         with lab.pretend():
             raise ZeroDivisionError
     assert this_machine.current_budget_bytes() is None
-    with lab.pretend(budget_bytes=MIB):  # a segment is refused: the tracker plays no allocator here
-        assert lab.measure(linear).oom.requested_bytes == 2 * MIB
+    with lab.pretend(budget_bytes=64 * MIB):
+        assert lab.measure(held, gib=1).oom.requested_bytes == GIB
     assert lab.measure(held, gib=70).fits
 
 

@@ -101,12 +101,14 @@ def begin(torch: Any) -> None:
     torch.backends.cudnn.enabled = False
     known = KnownValues()
     known.__enter__()
-    ctypes.CDLL(None).phantom_followed_by(ctypes.py_object(known))
+    runtime = ctypes.CDLL(None)
+    if hasattr(runtime, "phantom_followed_by"):  # a program may start others without the libraries
+        runtime.phantom_followed_by(ctypes.py_object(known))
     known.print_what_is_known()
     if orders := os.environ.get(WATCH_VARIABLE):
         from phantom_gpu.watch_script import Orders, Watch
 
         watch = Watch(Orders(**json.loads(orders)))
-        known.on_unknown, known.on_fault = watch.read_unknown, watch.note_fault
+        known.on_unknown, known.note_fault = watch.read_unknown, watch.note_fault
         known.on_operator = watch.counted.count
         watch.begin()

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpumem.gradient_sums import as_without_mode
+from phantom_gpu.guarded import guarded
 
 MOST_ELEMENTS = 1 << 20
 MOST_FLOATS = 16
@@ -80,20 +81,6 @@ OF_UNKNOWN_FLOATS = {aten.eq.Scalar: False, aten.ne.Scalar: True}
 CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
-def _guarded(follow: Callable[..., Any]) -> Callable[..., Any]:
-    """Take values as unknown where a fault of ours keeps them from being followed: it must not
-    reach the program."""
-
-    @functools.wraps(follow)
-    def safe(known: "KnownValues", *arguments: Any, **options: Any) -> Any:
-        try:
-            return safe.__wrapped__(known, *arguments, **options)
-        except Exception as error:
-            known.on_fault(follow.__name__, error)
-
-    return safe
-
-
 class KnownValues(TorchDispatchMode):
     """Follow small tensors while it is active; see the module."""
 
@@ -106,9 +93,7 @@ class KnownValues(TorchDispatchMode):
         #: Called with a tensor whose unknown values the program reads.
         self.on_unknown: Callable[[torch.Tensor], None] = lambda tensor: None
         #: Called with where a fault of ours was, and its error.
-        self.on_fault: Callable[[str, Exception], None] = lambda *fault: print(
-            *fault, file=sys.stderr
-        )
+        self.note_fault = functools.partial(print, file=sys.stderr)
         #: Called with each operator that has run, its arguments and what it returned.
         self.on_operator: Callable[[Any, tuple, dict, Any], None] = lambda *call: None
 
@@ -191,7 +176,7 @@ class KnownValues(TorchDispatchMode):
             self.on_unknown(args[0])
         return self._on_twins(func, args, kwargs) if known else on_gpu
 
-    @_guarded
+    @guarded
     def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the CPU's tensor with the values of ``tensor``; None if they are unknown."""
         if not tensor.is_cuda:
@@ -250,39 +235,39 @@ class KnownValues(TorchDispatchMode):
         self.remember(made, value, assumed)
         return made
 
-    @_guarded
+    @guarded
     def _shaped(self, func, args, kwargs, tensors, assumed) -> Any:
         """Return the result of an operation whose shape its values decide."""
         values = self._on_twins(func, args, kwargs)
         device = next(tensor.device for tensor in tensors if tensor.is_cuda)
         return tree_map(lambda value: self._made(value, device, assumed), values)
 
-    @_guarded
+    @guarded
     def _begin(self, tensor: torch.Tensor) -> None:
         """Take a tensor that is about to be overwritten as zeros, if it is all of its storage."""
         whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
         if whole and tensor.is_cuda and _followed(tensor) and self.twin(tensor) is None:
             self.remember(tensor)
 
-    @_guarded
+    @guarded
     def _empty(self, out: torch.Tensor) -> None:
         if out.is_cuda and _followed(out):
             self.remember(out)
 
-    @_guarded
+    @guarded
     def _factory(self, func, args, kwargs, out) -> None:
         random = torch.Tag.nondeterministic_seeded in func.tags
         if not random and isinstance(out, torch.Tensor) and out.is_cuda and _followed(out):
             self.remember(out, self._on_twins(func, args, kwargs))
 
-    @_guarded
+    @guarded
     def _moved(self, func, args, kwargs, out) -> None:
         """Remember what an operation on tensors of the CPU put on a GPU: a copy, for example."""
         made = [each for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor)]
         if any(each.is_cuda and _followed(each) for each in made):
             self._follow(func, args, kwargs, out)
 
-    @_guarded
+    @guarded
     def _lifted(self, out: torch.Tensor) -> None:
         """Ask the runtime for values that ``torch.tensor(..., device="cuda")`` copied unseen."""
         if out.is_cuda and _followed(out) and self.twin(out) is None:
@@ -312,7 +297,7 @@ class KnownValues(TorchDispatchMode):
             twin_kwargs["pin_memory"] = False
         return func(*twin_args, **twin_kwargs)
 
-    @_guarded
+    @guarded
     def _assume(self, func, args, kwargs, out) -> None:
         """Take small results that come from unknown values as those of zeros."""
         flat = tree_flatten(out)[0]
@@ -338,14 +323,14 @@ class KnownValues(TorchDispatchMode):
                     value = value.nan_to_num(0, 0, 0)
                 self.remember(made, value, assumed=True)
 
-    @_guarded
+    @guarded
     def _checked(self, found: torch.Tensor) -> None:
         """Take unknown gradients as finite: what a loss scaler has found stays as it is."""
         twin = self.twin(found)
         if twin is not None:
             self.remember(found, twin.clone(), assumed=True)
 
-    @_guarded
+    @guarded
     def _follow(self, func, args, kwargs, out, assumed: bool = False) -> None:
         try:
             values = self._on_twins(func, args, kwargs)
@@ -366,7 +351,7 @@ class KnownValues(TorchDispatchMode):
             for key in self._written_by(func, args, kwargs) & self._twins.keys():
                 self._twins[key] = (*self._twins[key][:2], True)
 
-    @_guarded
+    @guarded
     def _forget(self, func, args, kwargs) -> None:
         """What an operation on unknown values has written to is no longer known."""
         for key in self._written_by(func, args, kwargs):
@@ -389,7 +374,7 @@ class KnownValues(TorchDispatchMode):
             if tensor.is_cuda and type(tensor) in PLAIN
         }
 
-    @_guarded
+    @guarded
     def _places(self, args) -> tuple:
         """Replace known masks among the indices by the places that they select."""
         indices = []
@@ -420,7 +405,7 @@ class KnownValues(TorchDispatchMode):
             self._forget(func, args, kwargs)
         return out
 
-    @_guarded
+    @guarded
     def _broadcast(self, tensor: torch.Tensor, boxed: Any, root: int) -> None:
         """Hand the root's values to the other ranks, through the group's own store."""
         world = torch.distributed.distributed_c10d._world
@@ -441,7 +426,7 @@ class KnownValues(TorchDispatchMode):
         else:
             self._twins.pop(tensor.untyped_storage()._cdata, None)
 
-    @_guarded
+    @guarded
     def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
         value = self.twin(source) if _followed(source) else None
         if value is not None and _followed(target):

@@ -208,7 +208,7 @@ class FitReport:
         found = []
         if answer.trained < answer.trainable / 2:
             title = f"Only {answer.trained} of {answer.trainable} trainable tensors got a gradient"
-            lines = ["The others take no memory for one, nor for what an optimizer keeps of it."]
+            lines = ["The others have no gradient and no optimizer state in this run."]
             found.append(Section(title, lines))
         if len(self.by_gpu()) > 1:
             found.append(self._every_gpu())
@@ -241,10 +241,10 @@ class FitReport:
             found.append(Section("Values read as 0", lines, headings=headings, rows=rows))
         if faults := sorted({fault for each in self.answers for fault in each.faults}):
             lines = [
-                "They may have kept something out of this report, not out of the peaks:",
+                "This report may lack details because of them. The peaks are PyTorch's own.",
                 *faults,
             ]
-            found.append(Section("Faults of labkit's own", lines))
+            found.append(Section("Errors inside labkit", lines))
         return found
 
     def _every_gpu(self) -> Section:
@@ -289,7 +289,7 @@ class FitReport:
         if a_step := self.a_step():
             facts["A step"] = a_step
         if libraries := sorted({name for each in self.answers for name in each.unsized_workspaces}):
-            facts["Not counted"] = f"workspaces of {', '.join(libraries)}"
+            facts["Missing"] = f"workspaces of {', '.join(libraries)}, whose sizes are unknown"
         if zeros := sorted({name for each in self.answers for name in each.weights_not_read}):
             facts["Weights"] = f"of {', '.join(zeros)} were not read: they are zeros"
         if others := sorted({name for each in self.answers for name in each.tokenizers_stood_in}):

@@ -76,7 +76,7 @@ def run_program(
     started_in = str(Path(popen.get("cwd", ".")).resolve())  # the program may remove it
     with TemporaryFolder() as folder:
         budget_bytes = budget_bytes or card.budget_bytes
-        held_bytes = card.usable_bytes - budget_bytes  # by CUDA itself, and by whoever else
+        held_bytes = card.usable_bytes - budget_bytes  # by CUDA and, in effect, by others
         variables = environment(replace(card, context_bytes=held_bytes), gpus)
         here = str(Path(sys.executable).parent)
         variables["PATH"] = os.pathsep.join([here, variables.get("PATH", os.defpath)])

@@ -27,7 +27,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from itertools import groupby
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -51,6 +51,7 @@ from gpumem.files import write_atomic
 from gpumem.trace import ROUNDING, Category, Phase
 from gpumem.units import KIB
 from phantom_gpu.allocator_history import KEPT_STEPS, TORCH, Addresses, Block, History, Mark, Tag
+from phantom_gpu.guarded import guarded
 from phantom_gpu.report_records import (
     NOT_READ,
     STOOD_IN,
@@ -76,22 +77,6 @@ _SKIPS = "skip_actions" in inspect.signature(_RECORD).parameters
 _UNREAD = {"skip_actions": ["free_requested"]} if _SKIPS else {}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _set_metadata = torch._C._cuda_setMemoryMetadata
-
-
-def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a fault of ours from reaching the program that is watched: note it and go on.
-
-    What ends the program on purpose (`SystemExit`, Ctrl-C) passes.
-    """
-
-    @wraps(hook)
-    def safe(watch: "Watch", *arguments: Any, **options: Any) -> Any:
-        try:
-            return safe.__wrapped__(watch, *arguments, **options)
-        except Exception as error:
-            watch.note_fault(hook.__name__, error)
-
-    return safe
 
 
 @dataclass(frozen=True)
@@ -156,9 +141,9 @@ class Watch:
         )
         if fault not in self.faults and len(self.faults) < MOST_FAULTS:
             self.faults.append(fault)
-            print(f"labkit: a fault of ours, the program goes on: {fault}", file=sys.stderr)
+            print(f"labkit: an error inside labkit; the program goes on: {fault}", file=sys.stderr)
 
-    @_guarded
+    @guarded
     def _on_cuda(self) -> None:
         self._record()
         _memory._record_memory_history = self._recorded_by_user
@@ -198,12 +183,12 @@ class Watch:
     def _step(self) -> int:
         return 0 if self.phase is Phase.SETUP else self.steps + 1
 
-    @_guarded
+    @guarded
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self._say()
 
-    @_guarded
+    @guarded
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
@@ -212,7 +197,7 @@ class Watch:
         if self.phase is not Phase.SETUP or _on_gpu(module, inputs):
             self._enter(Phase.FORWARD)
 
-    @_guarded
+    @guarded
     def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
@@ -226,7 +211,7 @@ class Watch:
         if not self._modules and not torch.is_grad_enabled():
             self._look_now_and_then()
 
-    @_guarded
+    @guarded
     def _gradient_of(self, path: str, _: torch.Tensor) -> None:
         """Note, on autograd's own thread, that a module's backward begins."""
         _set_metadata(Tag(self._step, Phase.BACKWARD, path, self.backward_line).written())
@@ -252,7 +237,7 @@ class Watch:
                 self._stepped_in_backward = False
                 self._end_step()
 
-    @_guarded
+    @guarded
     def _before_backward(self, caller: FrameType, roots: tuple) -> None:
         self.backward_line = line_of(caller)
         self._enter(Phase.BACKWARD)
@@ -260,7 +245,7 @@ class Watch:
             if not root.is_leaf:
                 root.register_hook(partial(self._gradient_of, ""))
 
-    @_guarded
+    @guarded
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._optimizers.add(optimizer)
         self._count_trainable(optimizer)
@@ -282,7 +267,7 @@ class Watch:
             calls = counted["allocated"] + counted["freed"]
             self._marks[device].append(Mark(calls, addresses))
 
-    @_guarded
+    @guarded
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._count_trainable(optimizer)  # one with a closure has its gradients only now
         if torch._C._current_graph_task_id() != -1:
@@ -291,7 +276,7 @@ class Watch:
         self.look(f"after the update of step {self.steps + 1}")
         self._end_step()
 
-    @_guarded
+    @guarded
     def _end_step(self) -> None:
         self.steps += 1
         self.counted.end_step()
@@ -300,11 +285,11 @@ class Watch:
         self._enter(Phase.OTHER)
         if time.monotonic() - self._written_at > WRITE_SECONDS:
             self._write()
-        if self.steps == self.orders.steps:
+        if 0 < self.orders.steps <= self.steps:
             self.ended = "stopped"
             raise SystemExit(0)
 
-    @_guarded
+    @guarded
     def read_unknown(self, tensor: torch.Tensor) -> None:
         """Note that the program read a value that nobody computed."""
         what = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
@@ -312,13 +297,13 @@ class Watch:
 
     # --- what the allocator did ---------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def _look_now_and_then(self) -> None:
         if time.monotonic() - self._written_at > WRITE_SECONDS:
             self.look()
             self._write()
 
-    @_guarded
+    @guarded
     def look(self, moment: str = "") -> None:
         """Read what every GPU's allocator recorded since the last look, and whose blocks live; keep
         the segments of a moment that has a name."""
@@ -350,7 +335,7 @@ class Watch:
             self._entries_read[device] = len(entries) if self.keeps_record else 0
             self._look(device)
 
-    @_guarded
+    @guarded
     def _look(self, device: int) -> None:
         """Keep the highest of the allocator's own counters, which a program may reset."""
         found = torch.cuda.memory_stats(device)
@@ -398,7 +383,7 @@ class Watch:
         self._keep_snapshot()
         self._write() or self._write()  # nobody would learn of a fault in the last one
 
-    @_guarded
+    @guarded
     def _keep_snapshot(self) -> None:
         if self.orders.snapshot and self.histories:
             _memory._dump_snapshot(self.orders.snapshot)
@@ -412,7 +397,7 @@ class Watch:
         finally:
             leave(status)
 
-    @_guarded
+    @guarded
     def _note_error(self) -> None:
         error = getattr(sys, "last_value", None)
         if error is None:
@@ -457,7 +442,10 @@ class Watch:
         for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
             stats = self.peak_stats.get(device) or torch.cuda.memory_stats(device)
             history = self.histories.get(device, History())
-            if not stats.get("reserved_bytes.all.peak") and not history.failures:
+            if (
+                not any(map(stats.get, ("reserved_bytes.all.peak", "num_ooms")))
+                and not history.failures
+            ):
                 continue
             try:
                 drawn = self._drawn(device, history)
@@ -480,7 +468,7 @@ class Watch:
         moment, segments = self._segments
         return DrawnRecord(timeline, [_drawn(s) for s in segments if s["device"] == device], moment)
 
-    @_guarded
+    @guarded
     def _write(self) -> bool:
         self._written_at = time.monotonic()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -639,6 +627,8 @@ def _models() -> list[torch.nn.Module]:
 
 def _unsized_workspaces() -> list[str]:
     """Return the libraries that were asked how large a workspace must be; see build_stubs.py."""
+    if not torch.cuda.is_initialized():
+        return []
     runtime = ctypes.CDLL(None)
     runtime.phantom_unsized_functions.restype = ctypes.c_char_p
     functions = runtime.phantom_unsized_functions().decode().split()

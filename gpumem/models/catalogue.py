@@ -148,8 +148,8 @@ def model(
         name: a model of the table, ``"Llama-3.2-1B"``, or a transformers config (it is copied).
         device, dtype: of its weights; ``dtype_of(precision)`` gives the dtype.
         layers: cut (or raise) the number of layers.
-        attention: ``"sdpa"`` or ``"eager"``, which it is in any case where transformers has no
-            other for this model.
+        attention: ``"sdpa"`` or ``"eager"``; always eager where transformers has nothing else for
+            this model.
         **overrides: other fields of its config, ``hidden_size=512``.
 
     Returns:

@@ -275,7 +275,7 @@ def test_a_fault_of_ours_neither_ends_a_run_nor_hides_its_answer(run):
     assert answer.gpus[0].peak_allocated_bytes >= allocated
     hooks = {fault.partition(":")[0] for fault in answer.faults if "injected" in fault}
     assert {"look", "_before_forward", "_before_step", "_follow", "twin"} <= hooks
-    assert "Faults of labkit's own" in str(verdict)
+    assert "Errors inside labkit" in str(verdict)
 
 
 def test_an_error_of_a_rank_is_shown_and_not_its_launchers(run):

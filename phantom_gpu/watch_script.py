@@ -442,10 +442,8 @@ class Watch:
         for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
             stats = self.peak_stats.get(device) or torch.cuda.memory_stats(device)
             history = self.histories.get(device, History())
-            if (
-                not any(map(stats.get, ("reserved_bytes.all.peak", "num_ooms")))
-                and not history.failures
-            ):
+            used = stats.get("reserved_bytes.all.peak") or stats.get("num_ooms")
+            if not used and not history.failures:
                 continue
             try:
                 drawn = self._drawn(device, history)

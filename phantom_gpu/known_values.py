@@ -2,7 +2,8 @@
 
 Programs read small tensors to decide what to do: is the mask all true, how many tokens are there,
 at which places. `KnownValues` keeps a copy on the CPU, the twin, of each small whole-number or
-boolean tensor, and of floating-point tensors of a few elements. It does every operation on known
+boolean tensor, and of floating-point tensors: of those that came from the host or from constants
+up to 65,536 elements, trainable ones left out, else of a few. It does every operation on known
 inputs a second time on the twins, and answers from them. What is computed from unknown values,
 losses for example, is unknown, and reads as zero. Small results of unknown values are those of
 zeros, so that a program which decides by them goes one way: the largest logit is the first, and
@@ -15,7 +16,6 @@ that Python code starts itself does is not followed.
 import ctypes
 import functools
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -26,10 +26,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gpumem.gradient_sums import as_without_mode
+from phantom_gpu import collectives
 from phantom_gpu.guarded import guarded
 
 MOST_ELEMENTS = 1 << 20
 MOST_FLOATS = 16
+#: Boxes, anchors and schedules are read; what is larger is a batch or a weight.
+MOST_KNOWN_FLOATS = 1 << 16
 #: An operation on more unknown values than this is not done on zeros: its result is taken as zeros.
 MOST_ZEROS = 1 << 20
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -72,6 +75,14 @@ UNINITIALIZED = {
 }
 #: They say whether two tensors are alike, and read the GPU for it.
 COMPARISONS = {aten.equal.default, aten.allclose.default}
+#: Collectives' companions, which move no values.
+MOVES_NOTHING = {
+    "c10d::barrier",
+    "c10d::check_for_nan",
+    "c10d::monitored_barrier_",
+    "_c10d_functional::wait_tensor",
+    "_c10d_functional::_wrap_tensor_autograd",
+}
 #: They give a tensor another storage, whose values stay as they are.
 SETS_STORAGE = {getattr(aten.set_, name) for name in aten.set_.overloads()}
 #: What they say of unknown values: nothing is wrong with these, and no number is exactly another.
@@ -89,7 +100,9 @@ class KnownValues(TorchDispatchMode):
         self._twins: dict[int, tuple[StorageWeakRef, torch.UntypedStorage, bool]] = {}
         self._purge_at = 1024
         self._written: dict[Any, tuple[int, ...]] = {}  # by operator: positions of what it writes
-        self._broadcasts: Counter[str] = Counter()  # by process group
+        self._exchange = collectives.Exchange()
+        #: By twin: what waits for values of other ranks, until they are read.
+        self._arriving: dict[int, list[Callable[[], None]]] = {}
         #: Called with a tensor whose unknown values the program reads.
         self.on_unknown: Callable[[torch.Tensor], None] = lambda tensor: None
         #: Called with where a fault of ours was, and its error.
@@ -103,6 +116,8 @@ class KnownValues(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor, say: the operations on its parts come here
         kwargs = kwargs or {}
         func = as_without_mode(func, args)
         # Outside of inference mode autograd has taken it apart before.
@@ -123,12 +138,20 @@ class KnownValues(TorchDispatchMode):
             return self._compared(func, args, kwargs)
         if func in SETS_STORAGE:
             return func(*args, **kwargs)
+        if func is aten.resize_.default:
+            self._resize(*args)
+            return func(*args, **kwargs)
         if func.overloadpacket in UNINITIALIZED:
             out = func(*args, **kwargs)
             self._empty(out)
             return out
-        if func.namespace == "c10d":
-            return self._collective(func, args, kwargs)
+        if (
+            func.namespace in ("c10d", "_c10d_functional")
+            and func._schema.name not in MOVES_NOTHING
+        ):
+            out = func(*args, **kwargs)
+            self._collective(func, args, kwargs, out)
+            return out
         if func is aten.lift_fresh.default:
             out = func(*args)
             self._lifted(out)
@@ -140,11 +163,14 @@ class KnownValues(TorchDispatchMode):
             note(func, args, kwargs, out)
             return out
         if func in OVERWRITES:
-            self._begin(args[0])
+            self._begin(*args)
+        for tensor in _deciding(func, args, kwargs):
+            if self.twin(tensor) is None or self._assumed(tensor):
+                self.on_unknown(tensor)
         if func in TAKE_MASKS:
             args = self._places(args) or args
             tensors = list(_tensors(args))
-        known = all(map(_followed, tensors)) and all(self.twin(t) is not None for t in tensors)
+        known = all(map(_knowable, tensors)) and all(self.twin(t) is not None for t in tensors)
         if func.overloadpacket in OF_UNKNOWN and any(map(self._assumed, tensors)):
             known = False
         if not known or torch.Tag.nondeterministic_seeded in func.tags:
@@ -183,6 +209,11 @@ class KnownValues(TorchDispatchMode):
             return tensor
         if type(tensor) not in PLAIN:
             return None
+        for settle in self._arriving.pop(tensor.untyped_storage()._cdata, ()):
+            settle()
+        return self._held(tensor)
+
+    def _held(self, tensor: torch.Tensor) -> torch.Tensor | None:
         storage = tensor.untyped_storage()
         _, twin, _ = self._twins.get(storage._cdata, (None, None, False))
         if twin is None or twin.nbytes() != storage.nbytes():  # resized since
@@ -224,7 +255,9 @@ class KnownValues(TorchDispatchMode):
             _view(twin, tensor).copy_(value)
         if len(self._twins) >= self._purge_at:
             self._twins = {k: pair for k, pair in self._twins.items() if not pair[0].expired()}
+            self._arriving = {k: v for k, v in self._arriving.items() if k in self._twins}
             self._purge_at = max(1024, 2 * len(self._twins))
+        self._arriving.pop(storage._cdata, None)
         # The weak reference keeps the key from being used for another storage.
         self._twins[storage._cdata] = (StorageWeakRef(storage), twin, assumed)
 
@@ -243,10 +276,12 @@ class KnownValues(TorchDispatchMode):
         return tree_map(lambda value: self._made(value, device, assumed), values)
 
     @guarded
-    def _begin(self, tensor: torch.Tensor) -> None:
+    def _begin(self, tensor: torch.Tensor, *sources: Any) -> None:
         """Take a tensor that is about to be overwritten as zeros, if it is all of its storage."""
-        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-        if whole and tensor.is_cuda and _followed(tensor) and self.twin(tensor) is None:
+        if not tensor.is_cuda or not _is_whole(tensor) or self.twin(tensor) is not None:
+            return
+        known = all(self.twin(source) is not None for source in _tensors(sources))
+        if _followed(tensor) or (known and _knowable(tensor)):
             self.remember(tensor)
 
     @guarded
@@ -255,22 +290,33 @@ class KnownValues(TorchDispatchMode):
             self.remember(out)
 
     @guarded
+    def _resize(self, tensor: torch.Tensor, shape: list[int]) -> None:
+        """Resize what is known along with the tensor; what is added reads as zeros."""
+        twin = self.twin(tensor) if tensor.is_cuda else None
+        if twin is not None:
+            storage = twin.untyped_storage()
+            before = storage.nbytes()
+            twin.resize_(shape)
+            _new([0], dtype=torch.uint8, device="cpu").set_(storage)[before:].zero_()
+
+    @guarded
     def _factory(self, func, args, kwargs, out) -> None:
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if not random and isinstance(out, torch.Tensor) and out.is_cuda and _followed(out):
+        if not random and isinstance(out, torch.Tensor) and out.is_cuda and _knowable(out):
             self.remember(out, self._on_twins(func, args, kwargs))
 
     @guarded
     def _moved(self, func, args, kwargs, out) -> None:
         """Remember what an operation on tensors of the CPU put on a GPU: a copy, for example."""
-        made = [each for each in tree_flatten(out)[0] if isinstance(each, torch.Tensor)]
-        if any(each.is_cuda and _followed(each) for each in made):
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        made = [each for each in _tensors(tree_flatten(out)[0]) if each.is_cuda]
+        if any(map(_knowable, made)) and all(map(_knowable, tensors)):
             self._follow(func, args, kwargs, out)
 
     @guarded
     def _lifted(self, out: torch.Tensor) -> None:
         """Ask the runtime for values that ``torch.tensor(..., device="cuda")`` copied unseen."""
-        if out.is_cuda and _followed(out) and self.twin(out) is None:
+        if out.is_cuda and _knowable(out) and self.twin(out) is None:
             data = _last_copy()
             if len(data) == out.numel() * out.element_size() and data:
                 value = torch.frombuffer(bytearray(data), dtype=out.dtype)
@@ -345,7 +391,7 @@ class KnownValues(TorchDispatchMode):
                     made.copy_(value)
                 if assumed:
                     self.on_unknown(made)
-            elif _followed(made) and self.twin(made) is None:
+            elif _knowable(made) and self.twin(made) is None:
                 self.remember(made, value, assumed)
         if assumed:
             for key in self._written_by(func, args, kwargs) & self._twins.keys():
@@ -356,6 +402,7 @@ class KnownValues(TorchDispatchMode):
         """What an operation on unknown values has written to is no longer known."""
         for key in self._written_by(func, args, kwargs):
             self._twins.pop(key, None)
+            self._arriving.pop(key, None)
 
     def _written_by(self, func, args, kwargs) -> set[int]:
         """Return the keys of the twins of what an operation writes to."""
@@ -379,60 +426,60 @@ class KnownValues(TorchDispatchMode):
         """Replace known masks among the indices by the places that they select."""
         indices = []
         for index in args[1]:
-            mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-            twin = self.twin(index) if mask else None
+            twin = self.twin(index) if _is_mask(index) else None
             if twin is None:
                 indices.append(index)
             else:
                 indices += [self._made(place, index.device) for place in twin.nonzero().unbind(1)]
         return (args[0], indices, *args[2:])
 
-    def _collective(self, func, args, kwargs):
-        """Ranks are alike: what the others send is what this one has. A broadcast is done."""
-        out = func(*args, **kwargs)
-        name = func._schema.name
-        if name == "c10d::allgather_":
-            for targets, source in zip(args[0], args[1], strict=True):
-                for target in targets:
-                    self._copied(target, source)
-        elif name == "c10d::_allgather_base_":
-            self._copied(args[0], args[1])
-        elif name == "c10d::broadcast_":
-            for tensor in args[0]:
-                if tensor.is_cuda and _followed(tensor):
-                    self._broadcast(tensor, args[1], root=args[2])
-        elif name != "c10d::barrier":
-            self._forget(func, args, kwargs)
-        return out
-
     @guarded
-    def _broadcast(self, tensor: torch.Tensor, boxed: Any, root: int) -> None:
-        """Hand the root's values to the other ranks, through the group's own store."""
-        world = torch.distributed.distributed_c10d._world
-        group = torch.distributed.ProcessGroup.unbox(boxed)
-        store = world.pg_map[group][1]
-        self._broadcasts[group.group_name] += 1
-        key = f"phantom-{self._broadcasts[group.group_name]}"
-        if group.rank() == root:
-            twin = self.twin(tensor)
-            values = b""
-            if twin is not None:
-                flat = twin.flatten()
-                values = ctypes.string_at(flat.data_ptr(), flat.nbytes)
-            store.set(key, values)
-        elif sent := store.get(key):
-            values = torch.frombuffer(bytearray(sent), dtype=tensor.dtype)
-            self.remember(tensor, values.view(tensor.shape))
-        else:
-            self._twins.pop(tensor.untyped_storage()._cdata, None)
+    def _collective(self, func, args, kwargs, out) -> None:
+        """Send what is known, and have what arrives be looked up once it is read."""
+        call = collectives.describe(func, args, kwargs, out)
+        if call is None:  # one that is not described: what it may have written is unknown
+            for tensor in _tensors([args, list(kwargs.values())]):
+                self._drop(tensor)
+            return
+        if not any(tensor.is_cuda for tensor in [*call.sent, *call.targets]):
+            return
+        arrived = None
+        if call.has_message:
+            sent = [each if collectives.is_sent(each) else None for each in call.sent]
+            values = [None if each is None else self.twin(each) for each in sent]
+            arrived = self._exchange.post(call, values, any(map(self._assumed, call.sent)))
+        for place, target in enumerate(call.targets):
+            self._receive(target, arrived, place)
 
-    @guarded
-    def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        value = self.twin(source) if _followed(source) else None
-        if value is not None and _followed(target):
-            times = target.numel() // max(1, value.numel())
-            values = value.flatten().repeat(times).view(target.shape)
-            self.remember(target, values, self._assumed(source))
+    def _receive(self, target: torch.Tensor, arrived: Any, place: int) -> None:
+        if arrived is None or not _knowable(target) or not collectives.is_sent(target):
+            self._drop(target)
+            return
+        if self._held(target) is None:
+            if not _is_whole(target):
+                return
+            self.remember(target)
+        key = target.untyped_storage()._cdata
+        view, twin = self._held(target), self._twins[key][1]
+
+        def settle() -> None:
+            values, assumed = arrived()
+            reference, held, already = self._twins.get(key, (None, None, False))
+            if held is not twin:  # overwritten since
+                return
+            if values[place] is None:
+                del self._twins[key]
+                return
+            view.copy_(values[place].reshape(view.shape))
+            self._twins[key] = (reference, twin, already or assumed)
+
+        self._arriving.setdefault(key, []).append(settle)
+
+    def _drop(self, tensor: torch.Tensor) -> None:
+        """Take what ``tensor`` holds as unknown."""
+        key = tensor.untyped_storage()._cdata if type(tensor) in PLAIN else None
+        self._twins.pop(key, None)
+        self._arriving.pop(key, None)
 
 
 @functools.cache
@@ -442,6 +489,19 @@ def _is_composite(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _deciding(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """Return the tensors whose values decide how large an operator's result or index is."""
+    if func in TAKE_MASKS:
+        return list(filter(_is_mask, args[1]))
+    if func not in SHAPED_BY_VALUES or kwargs.get("output_size") is not None:
+        return []
+    return [args[1] if func is aten.masked_select.default else args[0]]
+
+
 def _followed(tensor: torch.Tensor) -> bool:
     if type(tensor) not in PLAIN:
         return False
@@ -449,12 +509,24 @@ def _followed(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (MOST_FLOATS if small else MOST_ELEMENTS)
 
 
+def _knowable(tensor: torch.Tensor) -> bool:
+    """Return whether the values of a tensor are followed once they are known."""
+    if _followed(tensor):
+        return True
+    few = type(tensor) in PLAIN and tensor.numel() <= MOST_KNOWN_FLOATS
+    return few and not tensor.requires_grad
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
 def _counts(tensor: torch.Tensor, random: bool) -> bool:
     """Return whether a program may decide by this result: not by masks of dropout, nor by parts of
     what is larger."""
     if not tensor.is_cuda or not _followed(tensor) or (random and tensor.dtype is torch.bool):
         return False
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return _is_whole(tensor)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

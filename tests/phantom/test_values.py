@@ -58,6 +58,32 @@ def few_floats(device):
     return scale * 0.5, torch.tensor(3.5, device=device).item(), torch.ones(4, device=device).sum()
 
 
+def many_floats_of_the_host(device):
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0]] * 50).to(device)
+    batch = torch.empty(1000, device=device)
+    batch.copy_(torch.arange(1000.0))
+    schedule = torch.cumprod(
+        1 - torch.linspace(0, 0.5, 1000, device=device, dtype=torch.float64), 0
+    )
+    degenerate = boxes[:, 2:] <= boxes[:, :2]
+    return degenerate.any().item(), boxes.amax(1), batch.sum(), schedule[20], (boxes + 1).tolist()
+
+
+def lengths_of_a_loss(device):
+    scores = torch.zeros(50, 4, 20, device=device).log_softmax(-1)
+    targets = torch.ones(4, 10, dtype=torch.int64, device=device)
+    lengths = [torch.full((4,), n, device=where) for where in (device, "cpu") for n in (50, 10)]
+    given, beside = lengths[:2], lengths[2:]
+    ctc = F.ctc_loss(scores, targets, *given), F.ctc_loss(scores, targets, *beside)
+    return [loss.shape for loss in ctc], given
+
+
+def resized(device):
+    x = torch.tensor([1, 2], device=device)
+    x.resize_(4)[2:] = 3
+    return x
+
+
 def packing(device):
     lengths = torch.tensor([3, 5, 2], device=device)
     starts = F.pad(lengths.cumsum(0), (1, 0))
@@ -91,6 +117,9 @@ def masked_gradients(device):
         copies,
         reading,
         few_floats,
+        many_floats_of_the_host,
+        lengths_of_a_loss,
+        resized,
         packing,
         one_hot_and_scatter,
         masked_gradients,
@@ -108,6 +137,40 @@ def test_what_is_known_is_as_on_the_cpu(of, mode):
             assert torch.equal(found.cpu(), right)
         else:
             assert found == right
+
+
+READS = {
+    "nonzero": lambda x: x.nonzero(),
+    "where": lambda x: torch.where(x > 0),
+    "mask": lambda x: x[x > 0],
+    "written by mask": lambda x: x.masked_fill_(x > 0, 1).index_put_((x > 0,), x.new_zeros(())),
+    "masked_select": lambda x: torch.masked_select(x, x > 0),
+    "unique": lambda x: torch.unique(x),
+    "bincount": lambda x: x.long().bincount(),
+    "repeats": lambda x: torch.repeat_interleave(x, x.long()),
+    "item": lambda x: x.sum().item(),
+    "if": lambda x: bool((x > 0).any()),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(force=True),
+    "cpu": lambda x: x.cpu(),
+    "copy": lambda x: torch.ones(100).copy_(x),
+    "equal": lambda x: torch.equal(x, x.clone()),
+    "argmax": lambda x: x.argmax().item(),
+    "format": lambda x: f"{x.mean():.2f}",
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("of", READS)
+def test_every_unknown_value_that_is_read_is_reported(of, mode, monkeypatch):
+    [known] = _get_current_dispatch_mode_stack()
+    read = []
+    monkeypatch.setattr(known, "on_unknown", read.append)
+    with mode():
+        READS[of](torch.ones(100, device="cuda"))
+        assert not read
+        READS[of](torch.randn(100, device="cuda"))
+    assert read
 
 
 def test_what_is_unknown_reads_as_zero_and_says_so():

@@ -282,6 +282,11 @@ API bool _ZN3c104impl21dispatch_mode_enabledEv() {
   return dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libtorch_python");
 }
 
+// Only cuDNN knows how it lays out the weights of recurrent layers, and what these keep for the backward pass:
+// this says no to them where they ask whether cuDNN may do their work.
+API bool _ZN2at6native19cudnn_is_acceptableERKNS_6TensorE(const void*) { return false; }
+API bool _ZN2at6native29_use_cudnn_rnn_flatten_weightEv() { return false; }
+
 // Functions of NVIDIA's libraries that were asked how large a workspace must be, each followed by a space.
 static std::string unsized;
 API void phantom_unsized(const char* function) {

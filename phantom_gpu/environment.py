@@ -91,7 +91,7 @@ def restart_on(named: str) -> None:
 
 
 def begin(torch: Any) -> None:
-    """Make this process's torch ready for the phantom GPU: follow values, avoid cuDNN's attention."""
+    """Make this process's torch ready for the phantom GPU."""
     from phantom_gpu.known_values import KnownValues
 
     # cuDNN's attention keeps what only cuDNN knows the size of; other kernels take its place, also

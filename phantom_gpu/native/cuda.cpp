@@ -715,7 +715,12 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   Locked locked(memory_lock);
-  if (Capture capture = ((Event*)event)->capture) captures[stream] = capture;  // it joins
+  Capture capture = ((Event*)event)->capture;
+  for (auto& [other, running] : captures)
+    if (running == capture) {  // it has not ended: `stream` joins
+      captures[stream] = capture;
+      break;
+    }
   return cudaSuccess;
 }
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {

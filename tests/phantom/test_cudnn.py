@@ -156,8 +156,10 @@ def test_a_graph_keeps_its_pool():
         with torch.cuda.stream(side):
             assert torch.cuda.is_current_stream_capturing()
             on_side = x + 1
-        torch.cuda.current_stream().wait_stream(side)
+        captured = side.record_event()
+        torch.cuda.current_stream().wait_event(captured)
     assert not torch.cuda.is_current_stream_capturing()
+    side.wait_event(captured)
     with torch.cuda.stream(side):
         assert not torch.cuda.is_current_stream_capturing()
     torch.cuda.empty_cache()

@@ -98,7 +98,8 @@ def begin(torch: Any) -> None:
     # where `sdpa_kernel` allows it among others.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch._C._set_sdp_use_cudnn = lambda enabled: None
-    torch._C._cudnn.getRuntimeVersion = torch._C._cudnn.getCompileVersion
+    if cudnn := torch.backends.cudnn._cudnn:  # None in a CPU build, which a program may start
+        cudnn.getRuntimeVersion = cudnn.getCompileVersion
     known = KnownValues()
     known.__enter__()
     runtime = ctypes.CDLL(None)

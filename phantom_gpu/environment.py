@@ -91,14 +91,15 @@ def restart_on(named: str) -> None:
 
 
 def begin(torch: Any) -> None:
-    """Make this process's torch ready for the phantom GPU: follow values, avoid cuDNN."""
+    """Make this process's torch ready for the phantom GPU."""
     from phantom_gpu.known_values import KnownValues
 
-    # cuDNN hands out plans that no stub can imitate; PyTorch's own kernels take its place, also
-    # where `sdpa_kernel` allows cuDNN's attention among others.
+    # cuDNN's attention keeps what only cuDNN knows the size of; other kernels take its place, also
+    # where `sdpa_kernel` allows it among others.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch._C._set_sdp_use_cudnn = lambda enabled: None
-    torch.backends.cudnn.enabled = False
+    if cudnn := torch.backends.cudnn._cudnn:  # None in a CPU build, which a program may start
+        cudnn.getRuntimeVersion = cudnn.getCompileVersion
     known = KnownValues()
     known.__enter__()
     runtime = ctypes.CDLL(None)

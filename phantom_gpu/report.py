@@ -290,6 +290,8 @@ class FitReport:
             facts["A step"] = a_step
         if libraries := sorted({name for each in self.answers for name in each.unsized_workspaces}):
             facts["Missing"] = f"workspaces of {', '.join(libraries)}, whose sizes are unknown"
+            if "cuDNN" in libraries:  # PyTorch's Conv_v8.cpp takes the first that it can allocate
+                facts["Missing"] += "; a convolution's may be as large as what is left"
         if zeros := sorted({name for each in self.answers for name in each.weights_not_read}):
             facts["Weights"] = f"of {', '.join(zeros)} were not read: they are zeros"
         if others := sorted({name for each in self.answers for name in each.tokenizers_stood_in}):

@@ -3,8 +3,9 @@ run.
 
 A sum of many numbers into few is divided among blocks of threads. Each writes what it has into a
 buffer, and the last block to finish, which a counter tells it, adds the buffer up. Gradients of
-biases and of norms' weights are such sums. Softmax's backward multiplies gradient and result into a
-tensor of its own before it sums the rows. Scattering into a mask counts what is before each place.
+biases and of norms' weights are such sums, also in a convolution's backward. Softmax's
+backward multiplies gradient and result into a tensor of its own before it sums the rows. Scattering
+into a mask counts what is before each place.
 
 Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
 ``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
@@ -48,12 +49,15 @@ def reduction_workspaces(
         return 8 * args[0].numel(), args[0].numel()
     if func is aten.masked_scatter_backward.default and not gpu.unified:
         return (prod(args[2]) * args[0].element_size(),)
-    if func not in SUMS or gpu.multiprocessors is None:
+    of_bias = func is aten.convolution_backward.default and args[-1][2]
+    if not (of_bias or func in SUMS) or gpu.multiprocessors is None:
         return ()
     tensor = args[0]
     if not tensor.is_floating_point() or tensor.nbytes >= INDEXED_BYTES or not tensor.numel():
         return ()
     dims = args[1] if len(args) > 1 else kwargs.get("dim")
+    if of_bias:
+        dims = [0, *range(2, tensor.dim())]  # all but the channels
     dims = range(tensor.dim()) if not dims else [dim % tensor.dim() for dim in dims]
     return sum_workspaces(tensor, dims, kwargs.get("dtype") or tensor.dtype, gpu)
 

@@ -282,6 +282,11 @@ API bool _ZN3c104impl21dispatch_mode_enabledEv() {
   return dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libtorch_python");
 }
 
+// Only cuDNN knows how it lays out the weights of recurrent layers, and what these keep for the backward pass:
+// this says no to them where they ask whether cuDNN may do their work.
+API bool _ZN2at6native19cudnn_is_acceptableERKNS_6TensorE(const void*) { return false; }
+API bool _ZN2at6native29_use_cudnn_rnn_flatten_weightEv() { return false; }
+
 // Functions of NVIDIA's libraries that were asked how large a workspace must be, each followed by a space.
 static std::string unsized;
 API void phantom_unsized(const char* function) {
@@ -612,11 +617,71 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* bloc
   return cudaSuccess;
 }
 
+// --- CUDA graphs: what is captured runs at once, and a replay does nothing -----------------------
+
+namespace {
+using Capture = unsigned long long;
+std::map<cudaStream_t, Capture> captures;  // by the streams that take part
+Capture last_capture = 0;
+
+Capture capture_on(cudaStream_t stream) {
+  Locked locked(memory_lock);
+  auto found = captures.find(stream);
+  return found == captures.end() ? 0 : found->second;
+}
+cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status, Capture* id, cudaGraph_t* graph) {
+  Capture capture = capture_on(stream);
+  *status = capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  if (id) *id = capture;
+  if (graph) *graph = (cudaGraph_t)capture;
+  return cudaSuccess;
+}
+}  // namespace
+
+API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  Locked locked(memory_lock);
+  captures[stream] = ++last_capture;
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  Locked locked(memory_lock);
+  Capture capture = capture_on(stream);
+  *graph = (cudaGraph_t)capture;
+  for (auto each = captures.begin(); each != captures.end();)
+    each = each->second == capture ? captures.erase(each) : std::next(each);
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return capture_info(stream, status, nullptr, nullptr);
+}
+#if CUDART_VERSION >= 13000
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, Capture* id,
+                                         cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                         size_t*) {
+  return capture_info(stream, status, id, graph);
+}
+#else
+API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status, Capture* id,
+                                            cudaGraph_t* graph, const cudaGraphNode_t**, size_t*) {
+  return capture_info(stream, status, id, graph);
+}
+API cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, cudaStreamCaptureStatus* status, Capture* id,
+                                            cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                            size_t*) {
+  return capture_info(stream, status, id, graph);
+}
+#endif
+API cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
+  *count = 1;  // PyTorch warns of a graph without nodes
+  return cudaSuccess;
+}
+
 // --- streams and events: whatever is asked of them has happened ---------------------------------
 
 namespace {
 struct Event {
   double milliseconds;
+  Capture capture = 0;  // that of the stream where it was recorded
 };
 double now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -635,30 +700,6 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
   *priority = 0;
   return cudaSuccess;
 }
-API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-static cudaError_t not_capturing(cudaStreamCaptureStatus* status, unsigned long long* id) {
-  *status = cudaStreamCaptureStatusNone;
-  if (id) *id = 0;
-  return cudaSuccess;
-}
-#if CUDART_VERSION >= 13000
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                         cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
-  return not_capturing(status, id);
-}
-#else
-API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                            cudaGraph_t*, const cudaGraphNode_t**, size_t*) {
-  return not_capturing(status, id);
-}
-API cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                            cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
-  return not_capturing(status, id);
-}
-#endif
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = (cudaEvent_t) new Event{now()};
   return cudaSuccess;
@@ -668,8 +709,18 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete (Event*)event;
   return cudaSuccess;
 }
-API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  ((Event*)event)->milliseconds = now();
+API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  *(Event*)event = {now(), capture_on(stream)};
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  Locked locked(memory_lock);
+  Capture capture = ((Event*)event)->capture;
+  for (auto& [other, running] : captures)
+    if (running == capture) {  // it has not ended: `stream` joins
+      captures[stream] = capture;
+      break;
+    }
   return cudaSuccess;
 }
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {

@@ -1,0 +1,208 @@
+"""Convolutions take what they take with cuDNN, less its workspaces; CUDA graphs are captured."""
+
+import sys
+from math import prod
+
+import pytest
+import torch
+from torch import nn
+from torch.backends import cudnn
+
+from gpumem.allocator.reductions import sum_workspaces
+from gpumem.hardware import this_machine
+from phantom_gpu.run_script import run_program
+
+ORDINARY, LAST = torch.contiguous_format, torch.channels_last
+LAST_3D = torch.channels_last_3d
+CONVOLUTIONS = [
+    (nn.Conv1d, {}, (64,), torch.float32, ORDINARY),
+    (nn.Conv2d, {}, (48, 40), torch.float32, ORDINARY),
+    (nn.Conv2d, {"stride": 2, "dilation": 2}, (48, 40), torch.float16, ORDINARY),
+    (nn.Conv2d, {}, (48, 40), torch.float16, LAST),
+    (nn.Conv2d, {"groups": 4}, (48, 40), torch.bfloat16, LAST),
+    (nn.Conv3d, {}, (12, 10, 14), torch.float32, ORDINARY),
+    (nn.Conv3d, {"groups": 2}, (12, 10, 14), torch.bfloat16, LAST_3D),
+    (nn.ConvTranspose1d, {"stride": 2}, (64,), torch.float16, ORDINARY),
+    (nn.ConvTranspose2d, {"stride": 2, "groups": 4}, (48, 40), torch.float32, ORDINARY),
+    (nn.ConvTranspose2d, {}, (48, 40), torch.bfloat16, LAST),
+    (nn.ConvTranspose3d, {}, (12, 10, 14), torch.float16, ORDINARY),
+]
+
+
+def rounded(*sizes: int) -> int:
+    """Return what the allocator takes for blocks of so many bytes."""
+    return sum(-(-nbytes // 512) * 512 for nbytes in sizes)
+
+
+def peak_of(function) -> int:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize(("kind", "options", "size", "dtype", "memory_format"), CONVOLUTIONS)
+def test_a_convolution_takes_its_tensors(kind, options, size, dtype, memory_format, benchmark):
+    layer = kind(16, 32, 3, **options).to("cuda", dtype, memory_format=memory_format)
+    x = torch.ones(2, 16, *size, device="cuda", dtype=dtype).to(memory_format=memory_format)
+    x.requires_grad_()
+    with cudnn.flags(enabled=True, benchmark=benchmark, deterministic=benchmark):
+        with torch.no_grad():
+            shape = layer(x).shape
+            result_bytes = prod(shape) * dtype.itemsize
+            assert peak_of(lambda: layer(x)) == rounded(result_bytes)
+        y = layer(x)
+        assert y.is_contiguous(memory_format=memory_format)
+        dy = torch.ones_like(y)
+        over = [dim for dim in range(y.dim()) if dim != 1]
+        bias_sum = sum_workspaces(dy, over, dtype, this_machine.this_gpu())
+        gradients = rounded(x.nbytes, layer.weight.nbytes, layer.bias.nbytes)
+        assert peak_of(lambda: y.backward(dy)) == gradients + rounded(*bias_sum)
+        first = torch.autograd.grad(layer(x).pow(2).sum(), layer.weight, create_graph=True)
+        first[0].sum().backward()
+
+
+def test_a_large_convolution_takes_no_columns():
+    layer = nn.Conv2d(128, 128, 3, padding=1).cuda()
+    x = torch.ones(1, 128, 1024, 1024, device="cuda")
+    with torch.no_grad():
+        assert peak_of(lambda: layer(x)) == x.nbytes
+        with cudnn.flags(enabled=False):
+            assert peak_of(lambda: layer(x)) > 5 * x.nbytes
+
+
+def test_bf16_has_no_cudnn_before_ampere(on_phantom):
+    code = """
+        import torch
+        layer = torch.nn.Conv2d(16, 16, 3, padding=1).cuda()
+        for dtype in (torch.float16, torch.bfloat16):
+            x = torch.ones(1, 16, 256, 256, device="cuda", dtype=dtype)
+            layer.to(dtype).requires_grad_(False)
+            layer(x)  # with cuBLAS's block
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            layer(x)
+            print((torch.cuda.max_memory_allocated() - before) // x.nbytes)
+    """
+    code = "if True:" + code
+    assert on_phantom("t4", "-c", code).split() == ["1", "10"]  # the result; 9 columns for each
+    assert on_phantom("a100-80gb", "-c", code).split() == ["1", "1"]
+
+
+@pytest.mark.parametrize("memory_format", [ORDINARY, LAST])
+def test_batch_norm_takes_its_tensors(memory_format):
+    layer = nn.BatchNorm2d(16).cuda()
+    x = torch.ones(2, 16, 48, 40, device="cuda").to(memory_format=memory_format).requires_grad_()
+    y = layer(x)
+    assert "Cudnn" in type(y.grad_fn).__name__
+    assert y.is_contiguous(memory_format=memory_format)
+    statistics = rounded(64, 64)
+    assert peak_of(lambda: layer(x)) == rounded(x.nbytes) + statistics
+    dy = torch.ones_like(y)
+    assert peak_of(lambda: y.backward(dy)) == rounded(x.nbytes) + statistics
+    assert peak_of(lambda: layer.eval()(x)) == rounded(x.nbytes)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers_take_pytorchs_kernels(kind):
+    def train():
+        layer = kind(32, 64, num_layers=2, bidirectional=True, dropout=0.1).cuda()
+        layer.flatten_parameters()
+        with torch.inference_mode():
+            layer(x)
+        layer(x)[0].sum().backward()
+
+    x = torch.ones(12, 4, 32, device="cuda")
+    torch.cuda._lazy_init()
+    peak_of(train)  # with cuBLAS's blocks
+    with cudnn.flags(enabled=True):
+        peak = peak_of(train)
+    with cudnn.flags(enabled=False):
+        assert peak == peak_of(train)
+
+
+def test_other_functions_of_cudnn_run():
+    x = torch.ones(50, 4, 20, device="cuda", requires_grad=True)
+    targets, lengths = torch.ones(40, dtype=torch.int32), torch.full((4,), 10)
+    loss = nn.functional.ctc_loss(x.log_softmax(2), targets, torch.full((4,), 50), lengths)
+    loss.backward()
+    image = torch.ones(2, 3, 32, 32, device="cuda", requires_grad=True)
+    grid = nn.functional.affine_grid(image[:, 0, :2, :3], list(image.shape), align_corners=True)
+    nn.functional.grid_sample(image, grid, align_corners=True).sum().backward()
+    assert cudnn.version() >= 90000
+
+
+def test_the_older_api_runs(on_phantom):
+    code = (
+        "import torch; torch.backends.cudnn.deterministic = True\n"
+        "layer = torch.nn.Conv2d(3, 8, 3).cuda()\n"
+        "for torch.backends.cudnn.benchmark in (False, True):\n"
+        "    layer(torch.ones(2, 3, 32, 32, device='cuda')).sum().backward()\n"
+    )
+    on_phantom("t4", "-c", code, TORCH_CUDNN_V8_API_DISABLED="1")
+
+
+def test_a_graph_keeps_its_pool():
+    x = torch.ones(8 << 20, device="cuda")
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        assert torch.cuda.is_current_stream_capturing()
+        doubled = x * 2
+        y = doubled + 1
+        del doubled
+        y = y * 3  # where `doubled` was
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            assert torch.cuda.is_current_stream_capturing()
+            on_side = x + 1
+        captured = side.record_event()
+        torch.cuda.current_stream().wait_event(captured)
+    assert not torch.cuda.is_current_stream_capturing()
+    side.wait_event(captured)
+    with torch.cuda.stream(side):
+        assert not torch.cuda.is_current_stream_capturing()
+    torch.cuda.empty_cache()
+    reserved_bytes = torch.cuda.memory_reserved()
+    assert reserved_bytes == 4 * x.nbytes + (2 << 20)  # `x`, three of the graph's, its random state
+    graph.replay()
+    z = x + 1  # not where the graph has `doubled`
+    assert torch.cuda.memory_reserved() == reserved_bytes + z.nbytes
+    del x, y, z, on_side, graph
+
+
+def test_graphed_callables_train():
+    layer = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(), nn.BatchNorm2d(8)).cuda()
+    x = torch.ones(2, 3, 32, 32, device="cuda")
+    graphed = torch.cuda.make_graphed_callables(layer, (x,))
+    for _ in range(3):
+        graphed(x).sum().backward()
+
+
+REDUCED_OVERHEAD = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU(), torch.nn.Conv2d(64, 8, 3))
+model = model.cuda()
+optimizer = torch.optim.SGD(model.parameters())
+compiled = torch.compile(model, mode="reduce-overhead")
+for _ in range(4):
+    compiled(torch.ones(8, 3, 128, 128, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert any(segment["segment_pool_id"] != (0, 0) for segment in torch.cuda.memory_snapshot())
+print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+"""
+
+
+def test_compiled_graphs_take_the_same_watched_and_unwatched(on_phantom, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(REDUCED_OVERHEAD)
+    on_phantom("a100-80gb", script)  # compile: the cache knows the fastest kernels from then on
+    unwatched = on_phantom("a100-80gb", script)
+    verdict = run_program([sys.executable, str(script)], gpu="a100-80gb", cwd=tmp_path)
+    [answer] = verdict.answers
+    [gpu] = answer.gpus
+    assert [gpu.peak_allocated_bytes, gpu.peak_reserved_bytes] == list(map(int, unwatched.split()))
+    assert answer.steps == 4
+    assert "workspaces of cuDNN, whose sizes are unknown; a convolution's may be" in str(verdict)

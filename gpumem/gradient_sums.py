@@ -38,6 +38,8 @@ def as_without_mode(func: Any, args: tuple) -> Any:
         return func
     if func is _SUM and (len(args) > 2 or not all(isinstance(arg, torch.Tensor) for arg in args)):
         return func
+    if func is _aten.index_put.default and not (len(args) > 3 and args[3]):
+        return func  # the gradient of a write: what was overwritten gets none
     in_cpp, in_python, of_memory = _holders(args)
     if func is not _SUM and in_cpp == _AUTOGRAD_ALONE[0] + 1:
         in_cpp -= 1  # the zeros are an argument of the function that fills them

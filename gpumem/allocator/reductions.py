@@ -4,8 +4,9 @@ run.
 A sum of many numbers into few is divided among blocks of threads. Each writes what it has into a
 buffer, and the last block to finish, which a counter tells it, adds the buffer up. Gradients of
 biases and of norms' weights are such sums, also in a convolution's backward. Softmax's
-backward multiplies gradient and result into a tensor of its own before it sums the rows. Scattering
-into a mask counts what is before each place.
+backward multiplies gradient and result into a tensor of its own before it sums the rows. A mean
+loss first computes the loss of each element. Scattering into a mask counts what is before each
+place.
 
 Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
 ``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
@@ -13,7 +14,8 @@ Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in Py
 ``IndexKernel.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++
 Programming Guide, "Technical Specifications per Compute Capability".
 
-Limits: sums and means of floating-point tensors that 32 bits can index. NVIDIA's GPUs only.
+Limits: blocks of threads are known for sums and means of floating-point tensors that 32 bits can
+index. NVIDIA's GPUs only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,6 +33,7 @@ THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0):
 INDEXED_BYTES = 1 << 31
 
 aten = torch.ops.aten
+LOSSES = {aten.mse_loss.default, aten.smooth_l1_loss.default}
 SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim}
 
 
@@ -45,6 +48,8 @@ def reduction_workspaces(
     """Return the bytes of the blocks that the operator takes besides its result: two at most."""
     if func is aten._softmax_backward_data.default and not gpu.unified:
         return (args[0].nbytes,)
+    if func in LOSSES and not gpu.unified:  # of each element, before their mean
+        return () if args[2:3] == (0,) else (args[0].nbytes,)
     if func is aten.masked_scatter.default and not gpu.unified:
         return 8 * args[0].numel(), args[0].numel()
     if func is aten.masked_scatter_backward.default and not gpu.unified:
@@ -53,6 +58,8 @@ def reduction_workspaces(
     if not (of_bias or func in SUMS) or gpu.multiprocessors is None:
         return ()
     tensor = args[0]
+    if not tensor.is_floating_point() and tensor.dtype is not torch.int64:
+        return (8 * tensor.numel(),)  # it is made one of int64 first
     if not tensor.is_floating_point() or tensor.nbytes >= INDEXED_BYTES or not tensor.numel():
         return ()
     dims = args[1] if len(args) > 1 else kwargs.get("dim")

@@ -30,7 +30,10 @@ ROCM_BYTES = 128 * MIB  # gfx94x, the AMD GPUs of the catalogue
 LT_BYTES = MIB  # of cuBLASLt, which adds a bias, where it does not share cuBLAS's
 #: Whether threads keep their block.
 KEPT = torch.__version__ < (2, 15)
-_MULTIPLYING = {"mm", "addmm", "bmm", "baddbmm", "gemm_4bit", "int8_linear_matmul"}
+_MULTIPLYING = {
+    *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
+    *("gemm_4bit", "int8_linear_matmul"),
+}
 
 
 def workspace_bytes(gpu: Gpu) -> int:
@@ -77,14 +80,14 @@ def _products(trace: Trace, nbytes: int) -> dict[int, int]:
     """Return the bytes that products take, by the event of their result: where blocks are kept,
     only those with which forward's and backward's thread first multiply."""
     found: dict[int, int] = {}
-    phases = set()
+    threads = set()
     for index, storage, change_bytes in trace.changes():
         if change_bytes <= 0 or storage.operator not in _MULTIPLYING:
             continue
-        phase = trace.events[index].phase
+        in_backward = trace.events[index].phase is Phase.BACKWARD  # which has its own thread
         if not KEPT:
             found[index] = LT_BYTES if storage.operator == "addmm" else nbytes
-        elif phase in (Phase.FORWARD, Phase.BACKWARD) and phase not in phases:
-            phases.add(phase)
+        elif in_backward not in threads:
+            threads.add(in_backward)
             found[index] = nbytes
     return found

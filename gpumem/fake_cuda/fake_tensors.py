@@ -96,6 +96,15 @@ def _packs_nothing(*args: Any, **kwargs: Any) -> None:
     """Not a mock of the library's: that would keep the positions of every call."""
 
 
+#: Their mean is written into the tensor of all losses, whose memory it keeps: PyTorch's
+#: ``TORCH_META_FUNC(mse_loss)`` in ``BinaryOps.cpp``, ``binary_cross_entropy_cuda`` in ``Loss.cu``.
+_KEEP_ALL = {
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+}
+
+
 class _LibraryAnswers(TorchDispatchMode):
     """Answers 1 where an optimizer of PyTorch's asks for a value (Adafactor scales by norms).
 
@@ -126,6 +135,8 @@ class _LibraryAnswers(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func is torch.ops.aten._to_copy.default and device is not None:
             out.fake_device = torch.device(device)  # numbers are copied without it
+        if func in _KEEP_ALL and out.dim() == 0:
+            out.untyped_storage().resize_(args[0].numel() * out.element_size())
         return out
 
 

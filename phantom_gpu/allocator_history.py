@@ -104,7 +104,8 @@ class Block:
         if self.known_as:
             return Category.GRADIENTS
         if self.tag.phase in (Phase.SETUP, Phase.OTHER) and not self.tag.module:
-            return Category.SCRIPT if self.line == self.users_line else Category.UNATTRIBUTED
+            is_scripts = self.line and self.line == self.users_line
+            return Category.SCRIPT if is_scripts else Category.UNATTRIBUTED
         computed = self.tag.recomputing or self.tag.phase not in (Phase.BACKWARD, Phase.OPTIMIZER)
         return Category.ACTIVATIONS if computed else Category.TEMPORARY
 

@@ -57,7 +57,7 @@ def _candidates(
             "keep Adam's states in 8 bits (bitsandbytes.optim.AdamW8bit)",
             lambda b: EIGHT_BIT if b.kind is Category.OPTIMIZER else 1,
         )
-    if any(group.get("fused") is None for each in optimizers for group in each.param_groups):
+    if any(group.get("fused", True) is None for each in optimizers for group in each.param_groups):
         yield (
             "update all weights in one kernel (the optimizer's fused=True)",
             lambda b: float(b.kind is not Category.TEMPORARY or b.tag.phase is not Phase.OPTIMIZER),

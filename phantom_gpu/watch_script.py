@@ -300,7 +300,8 @@ class Watch:
 
     @guarded
     def _before_backward(self, caller: FrameType, roots: tuple) -> None:
-        self._end_own_update()
+        if torch._C._current_graph_task_id() == -1:  # not one of a checkpoint, within another
+            self._end_own_update()
         self.backward_line = line_of(caller)
         self._enter(Phase.BACKWARD)
         for root in tensors_in(list(roots)):
@@ -316,7 +317,7 @@ class Watch:
             self.updates_itself = not any(
                 issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects()
             )
-        if self.updates_itself:
+        if self.updates_itself and torch._C._current_graph_task_id() == -1:
             self.look()
             self._own_update_begun = True
         self._enter(Phase.OTHER)

@@ -287,7 +287,7 @@ class FitReport:
             "Made of": ", ".join(
                 f"{name} {format_bytes(nbytes)}"
                 for name, nbytes in gpu.made_of.items()
-                if nbytes and (name != ROUNDING or nbytes > gpu.peak_allocated_bytes / 100)
+                if nbytes > gpu.peak_allocated_bytes / (100 if name == ROUNDING else 1000)
             ),
             "Steps": _steps(answer),
         }
@@ -350,7 +350,8 @@ def _what(holder: Holder) -> str:
 def _steps(answer: ProcessReport) -> str:
     counted = f"{answer.steps}"
     if answer.updates_itself:
-        counted = f"{answer.steps} backward passes, as there is no optimizer of torch.optim"
+        passes = "1 backward pass" if answer.steps == 1 else f"{answer.steps} backward passes"
+        counted = f"{passes}, as there is no optimizer of torch.optim"
     ends = {"": "it ended without a word", "stopped": "stopped by --steps"}
     return f"{counted}; then {ends.get(answer.ended, answer.ended)}"
 
@@ -369,7 +370,7 @@ def _work(work: StepWork, seconds: float | None) -> str:
         return ""
     flops = _decimal(sum(work.flops.values()), "FLOP")
     text = f"computes {flops}, moves {_decimal(work.moved_bytes, 'B')}"
-    if work.crossing_bytes:
+    if work.crossing_bytes > work.moved_bytes / 1000:
         text += f", {_decimal(work.crossing_bytes, 'B')} more over the link to the host"
     if work.sent_bytes:
         text += f", sends {_decimal(work.sent_bytes, 'B')} to other ranks"

@@ -42,7 +42,7 @@ def module_name(path: str) -> str:
 
 @dataclass(frozen=True)
 class Holder:
-    """Blocks of one category, made in one module (its numbers as ``*``) and line of code.
+    """Blocks of one category, made in one part of a model (its numbers as ``*``) and line of code.
 
     ``line`` is the innermost outside PyTorch, ``users_line`` the innermost of the user's own code,
     ``dtype`` the type of numbers, where it is known.

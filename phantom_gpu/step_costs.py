@@ -59,8 +59,10 @@ class Counted:
         source = out
         if func in (aten.copy_.default, aten._to_copy.default):
             source = args[1] if func is aten.copy_.default else args[0]
-        self._on_result(out, out is not source and not source.is_cuda)
-        if out is not source and source.is_cuda != out.is_cuda:
+        copies = source is not out
+        if copies or not func._schema.is_mutable:  # what is changed in place is known already
+            self._on_result(out, copies and not source.is_cuda)
+        if copies and source.is_cuda != out.is_cuda:
             self._now["crossing"] += out.numel() * out.element_size()
             return
         self._now["moved"] += moved_bytes(func, args, kwargs, out)

@@ -83,6 +83,7 @@ MOST_HOLDERS, MOST_FAULTS = 40, 20
 #: Results of operators whose type of numbers is noted: others hold next to nothing.
 LEAST_NOTED_BYTES = 64 * KIB
 _NUMBER = re.compile(r"(?<![^.])\d+(?=\.|$)")
+_PART_OF_LAYER = re.compile(r"(.*\*\.[^.]+)\..*")
 _memory = torch.cuda.memory
 _RECORD = _memory._record_memory_history
 #: PyTorch 2.10 records what nobody reads.
@@ -362,6 +363,8 @@ class Watch:
     def _result(self, out: Any, from_host: bool) -> None:
         """Note the type of numbers of an operator's result, and what comes from the host outside
         modules: inputs. In backward or within a module it is something that was offloaded."""
+        if self.phase is Phase.OPTIMIZER:
+            return  # thousands of tensors that live for a moment
         modules = self._thread.modules
         inside = torch._C._current_graph_task_id() != -1 or (modules and modules[-1])
         category = Category.INPUTS if from_host and not inside else None
@@ -671,6 +674,7 @@ def _holders(blocks: Iterable[Block]) -> list[Holder]:
         where = lines.get(id(block.frames)) or (block.line, block.users_line)
         lines[id(block.frames)] = where
         module = _NUMBER.sub("*", block.known_as or block.tag.module)
+        module = _PART_OF_LAYER.sub(r"\1", module)
         grouped[(str(block.kind), module, *where, block.dtype)].append(block.nbytes)
     found = [Holder(sum(sizes), len(sizes), *group) for group, sizes in grouped.items()]
     return sorted(found, key=lambda holder: -holder.nbytes)[:MOST_HOLDERS]

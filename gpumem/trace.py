@@ -21,7 +21,11 @@ THIN_ABOVE, BUCKETS = 4000, 1200
 
 
 class Category(enum.StrEnum):
-    """What a byte is for, in the order in which figures stack it."""
+    """What a byte is for, in the order in which figures stack it.
+
+    Only a phantom GPU knows inputs (copied from the host, or handed to a model), cuBLAS's
+    workspaces, and what else a script itself makes outside any module.
+    """
 
     WEIGHTS = "weights"
     BUFFERS = "buffers"
@@ -29,18 +33,26 @@ class Category(enum.StrEnum):
     OPTIMIZER = "optimizer"
     ACTIVATIONS = "activations"
     TEMPORARY = "temporary"
+    INPUTS = "inputs"
+    WORKSPACES = "workspaces"
+    SCRIPT = "script's tensors"
     UNATTRIBUTED = "unattributed"
 
 
 class Phase(enum.StrEnum):
-    """Which part of a training step was running."""
+    """Which part of a training step was running; only a phantom GPU tells forward passes without
+    gradients from others."""
 
     SETUP = "setup"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    GENERATION = "generation"
     OTHER = "other"
 
+
+WITHOUT_GRADIENTS = (Phase.EVALUATION, Phase.GENERATION)
 
 # --- a trace: everything that was allocated and freed, in order --------------------------------
 

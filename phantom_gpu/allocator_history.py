@@ -6,12 +6,13 @@ and each once. The text that ``torch.cuda.memory._set_memory_metadata`` attached
 
 Limits: an entry has the bytes that were asked for; what the allocator gave beyond that is not in
 it. Weights, gradients and states of optimizers are recognised by their addresses, when
-`History.classify` is told them. Of the rest, what is made before the backward pass and lives into
-it counts as activations.
+`History.classify` is told them. Of the rest, what modules make before the backward pass and lives
+into it counts as activations. cuBLAS's workspaces are recognised by their size.
 """
 
 import os
-from collections import defaultdict
+import sysconfig
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,39 +22,65 @@ import torch
 
 from gpumem.fake_cuda.refusals import LIBRARIES
 from gpumem.files import PACKAGES
-from gpumem.trace import Category, Event, Phase, Storage, Timeline, Trace
+from gpumem.trace import WITHOUT_GRADIENTS, Category, Event, Phase, Storage, Timeline, Trace
 
 #: A timeline needs the first training steps, and those in which the peak rises: the rest is counted
 #: and forgotten, or collecting garbage would take longer and longer.
 KEPT_STEPS, MOST_EVENTS = 3, 400_000
 _COMPILED = "torchinductor_"  # in the folder of the code that torch.compile wrote
-#: How the names of files of PyTorch, of our own packages and of Python itself begin.
-TORCH = ("<", *(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, *PACKAGES)))
+#: How the names of files of PyTorch and of our own packages begin.
+TORCH_FOLDER = Path(torch.__file__).parent
+_TORCH = ("<", *(f"{folder}{os.sep}" for folder in (TORCH_FOLDER, *PACKAGES)))
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+#: PyTorch's own code that asks for memory which people know by a name, and that name.
+DDP_BUCKETS = "DDP's buckets"
+_OWNERS = {f"{TORCH_FOLDER}{os.sep}nn{os.sep}parallel{os.sep}distributed.py": DDP_BUCKETS}
+#: What lies between a caller of PyTorch and its allocator, as we look on.
+_BETWEEN_CODE = (*(f"{folder}{os.sep}" for folder in PACKAGES), f"{TORCH_FOLDER}{os.sep}_")
 _PHASES = {phase.value: phase for phase in Phase}
 _BETWEEN = "\x1f"  # which names of modules and files may not have
 Entry = Mapping[str, Any]
-Addresses = dict[int, tuple[Category, str]]
+
+
+class Found(NamedTuple):
+    """What lies at an address: its category, None where unknown; the module, or what else people
+    know it by; the numbers' type."""
+
+    category: Category | None
+    owner: str = ""
+    dtype: str = ""
+
+
+Addresses = dict[int, Found]
 
 
 class Tag(NamedTuple):
-    """Where the program was: in ``module``, or in backward, which ``line`` of it had called."""
+    """Where the program was: in ``module``, or in backward, which ``line`` of it had called.
+
+    ``model`` is the class of the outermost module that ran last, ``number`` counts such forward
+    passes, and ``order`` the marks (see `Mark`) that were made before.
+    """
 
     step: int
     phase: Phase
     module: str = ""
     line: str = ""
     recomputing: bool = False
+    model: str = ""
+    number: int = 0
+    order: int = 0
 
     def written(self) -> str:
         """Return the text that is attached to the allocator's entries."""
         again = "again" if self.recomputing else ""
-        return _BETWEEN.join((str(self.step), self.phase.value, self.module, self.line, again))
+        where = (str(self.step), self.phase.value, self.module, self.line, again, self.model)
+        return _BETWEEN.join((*where, str(self.number), str(self.order)))
 
     @classmethod
     def read(cls, text: str) -> "Tag":
         """Read what `written` wrote."""
-        step, phase, module, line, again = text.split(_BETWEEN)
-        return cls(int(step), _PHASES[phase], module, line, bool(again))
+        step, phase, *where, again, model, number, order = text.split(_BETWEEN)
+        return cls(int(step), _PHASES[phase], *where, bool(again), model, int(number), int(order))
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +92,8 @@ class Block:
     tag: Tag
     frames: list[dict[str, Any]]
     category: Category | None = None
-    name: str = ""
+    owner: str = ""  # as in `Found`
+    dtype: str = ""
     number: int = -1  # in the kept log
 
     @property
@@ -73,28 +101,51 @@ class Block:
         """What it is for, as far as is known yet."""
         if self.category is not None:
             return self.category
-        if self.tag.phase is Phase.SETUP:
-            return Category.UNATTRIBUTED
-        computed = self.tag.recomputing or self.tag.phase in (Phase.FORWARD, Phase.OTHER)
+        if self.known_as:
+            return Category.GRADIENTS
+        if self.tag.phase in (Phase.SETUP, Phase.OTHER) and not self.tag.module:
+            is_scripts = self.line and self.line == self.users_line
+            return Category.SCRIPT if is_scripts else Category.UNATTRIBUTED
+        computed = self.tag.recomputing or self.tag.phase not in (Phase.BACKWARD, Phase.OPTIMIZER)
         return Category.ACTIVATIONS if computed else Category.TEMPORARY
+
+    @property
+    def known_as(self) -> str:
+        """The module, or the name by which people know what PyTorch itself has asked for."""
+        if self.owner or self.tag.module:
+            return self.owner
+        files = (frame["filename"] for frame in self.frames)
+        innermost = next((file for file in files if not file.startswith(_BETWEEN_CODE)), "")
+        return _OWNERS.get(innermost, "")
 
     @property
     def line(self) -> str:
         """``file:line`` of the innermost code outside PyTorch; backward's, where that called."""
-        return _line(self.frames, TORCH) or self.tag.line
+        return _line(self.frames, is_pytorchs) or self.tag.line
 
     @property
     def users_line(self) -> str:
         """``file:line`` of the innermost code outside Python's and installed libraries."""
-        return _line(self.frames, LIBRARIES) or self.tag.line
+        return _line(self.frames, is_librarys) or self.tag.line
 
 
-def _line(frames: Iterable[Mapping[str, Any]], skipped: tuple[str, ...]) -> str:
+def _line(frames: Iterable[Mapping[str, Any]], is_skipped: Callable[[str], bool]) -> str:
     for frame in frames:
         file = frame["filename"]
-        if file and not file.startswith(skipped) and _COMPILED not in file:
+        if file and not is_skipped(file) and _COMPILED not in file:
             return f"{file}:{frame['line']}"
     return ""
+
+
+def is_pytorchs(file: str) -> bool:
+    """Return whether a file, or a line of it, is PyTorch's, our own or Python's."""
+    pythons = file.startswith(_PYTHON) and "-packages" not in file
+    return pythons or file.startswith(_TORCH)
+
+
+def is_librarys(file: str) -> bool:
+    """Return whether a file, or a line of it, is Python's or an installed library's."""
+    return file.startswith(LIBRARIES)
 
 
 class Moment(NamedTuple):
@@ -108,9 +159,9 @@ _START = Moment(0, Tag(0, Phase.SETUP))
 
 
 class Mark(NamedTuple):
-    """What lay at which addresses after so many calls of the allocator."""
+    """What lies at which addresses, before any entry whose `Tag` has at least this ``order``."""
 
-    calls: int
+    order: int
     addresses: Addresses
 
 
@@ -130,17 +181,18 @@ class History:
 
     Attributes:
         live: blocks that hold memory now, by address.
-        calls: how many blocks were taken and given back.
+        workspace_bytes: what cuBLAS is given.
         peak, peak_blocks: the most bytes asked for at once, when, and the blocks that held them.
         reserved_peak: the same of the allocator's segments.
         failures: the requests that failed.
         step_ends: indices of the kept events at which training steps ended.
+        evaluations: the training steps after which forward passes without gradients ran.
         grown: what the steps so far leave behind, one step's of it; see `_growth`.
         recomputes: whether the program checkpoints activations itself.
     """
 
     live: dict[int, Block] = field(default_factory=dict)
-    calls: int = 0
+    workspace_bytes: int = 0
     held_bytes: int = 0
     reserved_bytes: int = 0
     peak: Moment = _START
@@ -148,6 +200,7 @@ class History:
     reserved_peak: Moment = _START
     failures: list[FailedEntry] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
+    evaluations: list[int] = field(default_factory=list)
     grown: list[Block] = field(default_factory=list)
     recomputes: bool = False
     _keeps: bool = True
@@ -158,8 +211,9 @@ class History:
         """Take the allocator's next entries, recorded during training step number ``step``, and
         classify the blocks that lived at each of ``marks``, which are in order."""
         waiting = list(reversed(marks))
-        # Autograd's own threads have no tag until a module's gradient passes through them.
-        tags = {"": Tag(step, Phase.BACKWARD)}
+        # Autograd's own threads have no tag until a module's gradient passes through them. Those
+        # in which a library loads weights never have one.
+        last, tags = _START.tag, {"": Tag(step, Phase.BACKWARD)}
         highest = self._highest(entries)
         failed = any(entry["action"] == "oom" for entry in entries)
         self._keeps = step <= KEPT_STEPS or highest >= 0 or failed
@@ -172,14 +226,19 @@ class History:
             tag = tags.get(text)
             if tag is None:
                 tag = tags[text] = Tag.read(text)
+            if not text and last.phase is Phase.SETUP:
+                tag = _START.tag
+            last = tag
             action, nbytes = entry["action"], entry["size"]
-            if action in ("alloc", "free_completed"):
-                while waiting and waiting[-1].calls <= self.calls:
-                    self.classify(waiting.pop().addresses)
-                self.calls += 1
+            while waiting and waiting[-1].order <= tag.order:
+                self.classify(waiting.pop().addresses)
+            if tag.phase in WITHOUT_GRADIENTS and tag.step not in self.evaluations[-1:]:
+                self.evaluations.append(tag.step)
             if action == "alloc":
                 self.recomputes = self.recomputes or tag.recomputing
                 block = Block(entry["addr"], nbytes, tag, entry.get("frames", []))
+                if nbytes == self.workspace_bytes:  # until an operator returns it
+                    block.category = Category.WORKSPACES
                 self.live[block.address] = block
                 self.held_bytes += nbytes
                 self._log(block, nbytes, tag.phase, entry["stream"])
@@ -224,15 +283,24 @@ class History:
         self.held_bytes -= block.nbytes
         self._log(block, -block.nbytes, tag.phase)
         if block.category is None:
-            same = tag[:2] == block.tag[:2] and tag.recomputing == block.tag.recomputing
+            before = block.tag
+            same = tag[:2] == before[:2] and tag.recomputing == before.recomputing
+            same = same and tag.number == before.number
             block.category = Category.TEMPORARY if same else block.kind
 
     def classify(self, addresses: Addresses) -> None:
-        """Take the live blocks at ``addresses`` as what is said of them, with a name each."""
-        for address, (category, name) in addresses.items():
+        """Take the live blocks at ``addresses`` as what is said of them."""
+        for address, found in addresses.items():
             block = self.live.get(address)
-            if block is not None:
-                block.category, block.name = category, name
+            if block is None:
+                continue
+            block.dtype = block.dtype or found.dtype
+            if block.category is Category.WORKSPACES:
+                block.category = None
+            if found.category is Category.INPUTS and (block.category or block.tag.module):
+                continue  # what is known already, or what a module has computed
+            if found.category is not None:
+                block.category, block.owner = found.category, found.owner
 
     def end_step(self) -> None:
         """Note that a training step has ended, and what lives on: the end of the program, or of the
@@ -241,17 +309,37 @@ class History:
         self.grown = self._growth()
 
     def _growth(self) -> list[Block]:
-        """Return what training steps leave behind, each after the first: blocks that nobody knows,
-        made by one line of one module in at least three steps on end and still there."""
-        left: dict[tuple[str, str], dict[int, list[Block]]] = defaultdict(lambda: defaultdict(list))
+        """Return what training steps leave behind, each after the first, or what evaluations do if
+        that is more: blocks that nobody knows, made by one line of one module in at least three
+        steps or evaluations on end and still there."""
+        left: dict[tuple, dict[int, list[Block]]] = defaultdict(lambda: defaultdict(list))
         for block in self.live.values():
-            if block.category is None and block.tag.step > 1:
-                left[block.tag.module, block.line][block.tag.step].append(block)
-        grown = []
-        for by_step in left.values():
-            if len(by_step) > 2 and len(by_step) == max(by_step) - min(by_step) + 1:
-                grown += by_step[min(by_step) + 1]
-        return grown
+            tag = block.tag
+            evaluating = tag.phase in WITHOUT_GRADIENTS
+            if block.category is None and (evaluating or tag.step > 1):
+                number = self.evaluations.index(tag.step) if evaluating else tag.step
+                left[evaluating, tag.module, block.line][number].append(block)
+        grown: dict[bool, list[Block]] = {False: [], True: []}
+        for (evaluating, *_), made in left.items():
+            if len(made) > 2 and len(made) == max(made) - min(made) + 1:
+                grown[evaluating] += made[min(made) + 1]
+        return max(grown.values(), key=lambda blocks: sum(block.nbytes for block in blocks))
+
+    def passes_alive(self) -> dict[tuple[str, Phase], list[int]]:
+        """Return, for each model and phase, the bytes that each of its forward passes holds at the
+        peak for activations; passes that left next to nothing behind are not in it."""
+        found: dict[tuple[str, Phase], Counter[int]] = defaultdict(Counter)
+        for block in self.peak_blocks:
+            tag = block.tag
+            if block.kind is Category.ACTIVATIONS and tag.phase in (
+                Phase.FORWARD,
+                Phase.EVALUATION,
+            ):
+                found[tag.model, tag.phase][tag.number] += block.nbytes
+        return {
+            which: [n for n in held.values() if n > max(held.values()) / 10]
+            for which, held in found.items()
+        }
 
     def peak_with(self, share: Callable[[Block], float]) -> int:
         """Return the most bytes held at once, had each block only ``share`` of its bytes."""
@@ -269,8 +357,8 @@ class History:
             for block in self._kept
         )
         events = tuple(map(Event._make, self._events[:stop]))
-        inside = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-        busy = [i for i, event in enumerate(events) if event.phase in inside]
+        outside = (Phase.SETUP, Phase.OTHER)
+        busy = [i for i, event in enumerate(events) if event.phase not in outside]
         last = busy[-1] if busy and stop is None else len(events)
         starts = (busy[0], *(end for end in self.step_ends if end <= last)) if busy else ()
         return Trace("", storages, events, starts).timeline().thinned()

@@ -6,6 +6,7 @@ which the most was reserved.
 """
 
 import os
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,14 +14,27 @@ from typing import Any
 
 from gpumem.hardware.catalogue import Gpu
 from gpumem.hardware.least_seconds import least_seconds
-from gpumem.trace import ROUNDING
+from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Phase
 from gpumem.units import MIB, format_bytes, table_lines
-from phantom_gpu.report_records import GpuReport, Holder, ProcessReport, StepWork, When
+from phantom_gpu.report_records import (
+    GpuReport,
+    Holder,
+    PassesAlive,
+    ProcessReport,
+    StepWork,
+    When,
+    module_name,
+)
 
 HANG_SECONDS = 120.0
-MOST_ROWS, MOST_OF_ERROR = 12, 600
+MOST_ROWS, MOST_OF_ERROR = 5, 600
 ENDED_WELL = ("finished", "stopped")
 MISSING = "-"
+#: Below it a bound of a step's seconds says nothing: starting its kernels takes longer.
+LEAST_SECONDS = 1e-3
+LEAST_PINNED_BYTES = 64 * MIB
+_PACKAGE = re.compile(r".*/(?:site|dist)-packages/")
+_PYTHON = re.compile(r".*/lib/python3\.\d+/")
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class FitReport:
         """Return a JSON-ready copy."""
         return {
             "fits": self.fits,
+            "headline": self.headline(),
             "gpu": self.gpu.key,
             "gpus": self.gpus,
             "budget_bytes": self.budget_bytes,
@@ -167,7 +182,7 @@ class FitReport:
             when = gpu.failed.when if gpu.failed else gpu.allocated_at
             survived = answer.ended != "out of memory"
             return (
-                f"It does not fit {where}: {when}, it asked for {asked} when "
+                f"It does not fit {where}: in {when}, it asked for {asked} when "
                 f"{format_bytes(gpu.peak_reserved_bytes)} of {room} were reserved."
                 + " The program caught the error and went on without."
                 * survived
@@ -194,10 +209,15 @@ class FitReport:
         return f"it ended with exit code {self.returncode}, without a word."
 
     def line(self, line: str) -> str:
-        """Return ``file:line`` from the folder of installed libraries, or of the program, on."""
-        for folder in ("/site-packages/", "/dist-packages/"):
-            line = line.rpartition(folder)[2]
-        return line.removeprefix(f"{self.folder}{os.sep}")
+        """Return ``file:line`` as people know it: a library's by the library's name and its own,
+        the script's by its own, others from the folder on in which the program was started."""
+        if _PACKAGE.match(line):
+            first, *folders, last = _PACKAGE.sub("", line).split("/")
+            return "/".join([first, *["…"][: len(folders)], last])
+        line = _PYTHON.sub("", line).removeprefix(f"{self.folder}{os.sep}")
+        file = line.rpartition(":")[0]
+        scripts = {answer.script.partition(" ")[0] for answer in self.answers}
+        return os.path.basename(line) if os.path.isabs(file) or file in scripts else line
 
     def sections(self, most: int | None = None) -> list[Section]:
         """Return all parts but the headline, with at most ``most`` rows each; without a GPU that
@@ -214,31 +234,30 @@ class FitReport:
             found.append(self._every_gpu())
         found.append(Section("The run", facts=self._facts(answer, gpu)))
         if gpu.failed is not None:
-            asked = f"It asked for {format_bytes(gpu.failed.nbytes)}: {gpu.failed.when}."
-            stack = map(self.line, gpu.failed.stack[:most])
-            found.append(Section("The request that failed", [asked, "It came from", *stack]))
+            asked = f"The request for {format_bytes(gpu.failed.nbytes)} came from"
+            found.append(Section(asked, [*map(self.line, gpu.failed.stack[:most])]))
         if gpu.holders:
             found.append(self._holders(gpu, most))
         if gpu.growth:
-            left = format_bytes(gpu.growth_bytes)
-            lines = [f"After the first, each step leaves {left} behind, most from"]
+            left, each = format_bytes(gpu.growth_bytes), "step"
+            if gpu.grows_in in WITHOUT_GRADIENTS:
+                each = gpu.grows_in
             headings = ("bytes", "blocks", "what", "where")
             rows = [
-                (format_bytes(h.nbytes), f"{h.blocks}", h.category, self._place(h))
+                (format_bytes(h.nbytes), f"{h.blocks}", _what(h), self._place(h))
                 for h in gpu.growth
             ]
-            found.append(Section("What steps leave behind", lines, headings=headings, rows=rows))
+            title = f"After the first, each {each} leaves {left} behind, most of it from"
+            found.append(Section(title, headings=headings, rows=rows))
         if gpu.changes:
-            lines = ["Each change alone, by the record of this run"]
-            headings = ("saves about", "change")
+            headings = ("saves about", "each by itself, tried on the record of this run")
             rows = [(format_bytes(change.nbytes), change.what) for change in gpu.changes]
-            title = "What would lower the peak most"
-            found.append(Section(title, lines, headings=headings, rows=rows))
+            found.append(Section("What would lower the peak", headings=headings, rows=rows))
         if answer.unknown:
-            lines = ["Nothing is computed: these values were read as if all were 0."]
             headings = ("times", "value", "line")
             rows = [(f"{u.times}", u.what, self.line(u.line)) for u in answer.unknown[:most]]
-            found.append(Section("Values read as 0", lines, headings=headings, rows=rows))
+            title = "Values that the script read, as 0: nothing is computed"
+            found.append(Section(title, headings=headings, rows=rows))
         if faults := sorted({fault for each in self.answers for fault in each.faults}):
             lines = [
                 "This report may lack details because of them. The peaks are PyTorch's own.",
@@ -253,7 +272,7 @@ class FitReport:
                 format_bytes(gpu.peak_allocated_bytes),
                 format_bytes(gpu.peak_reserved_bytes),
                 format_bytes(self.budget_bytes - gpu.peak_reserved_bytes),
-                f"{gpu_name(answer, gpu)}: {_end(answer)}, {answer.steps} steps",
+                f"{gpu_name(answer, gpu)}: {answer.ended or 'no last word'}, {answer.steps} steps",
             )
             for answer, gpu in self.by_gpu()
         ]
@@ -263,30 +282,30 @@ class FitReport:
     def _facts(self, answer: ProcessReport, gpu: GpuReport) -> dict[str, str]:
         unused = format_bytes(gpu.peak_reserved_bytes - gpu.peak_allocated_bytes)
         peak = f"{format_bytes(gpu.peak_allocated_bytes)} allocated, {self._when(gpu.allocated_at)}"
-        left = format_bytes(self.budget_bytes - gpu.peak_reserved_bytes)
-        reserved = f"{format_bytes(gpu.peak_reserved_bytes)} at most, {self._when(gpu.reserved_at)}"
-        host = f"{format_bytes(answer.host_bytes)} of memory"
-        if answer.pinned_bytes >= MIB:
-            host += f", {format_bytes(answer.pinned_bytes)} of it pinned"
         facts = {
             "Peak": f"{peak}; {unused} more reserved",
             "Made of": ", ".join(
                 f"{name} {format_bytes(nbytes)}"
                 for name, nbytes in gpu.made_of.items()
-                if nbytes and (name != ROUNDING or nbytes > gpu.peak_allocated_bytes / 100)
+                if nbytes > gpu.peak_allocated_bytes / (100 if name == ROUNDING else 1000)
             ),
-            "Steps": f"{answer.steps}",
-            "Ended": _end(answer),
-            "Reserved": f"{reserved}; {left} of {format_bytes(self.budget_bytes)} left",
-            "Host": f"{host}; the GPU's memory takes none of it",
+            "Steps": _steps(answer),
         }
+        at, allocated_at = gpu.reserved_at, gpu.allocated_at
+        if (at.step, at.phase) != (allocated_at.step, allocated_at.phase):
+            most = format_bytes(gpu.peak_reserved_bytes)
+            facts["Reserved"] = f"{most} at most, {self._when(gpu.reserved_at)}"
+        for alive in gpu.passes_alive:
+            facts["Graphs" if alive.phase == Phase.FORWARD else "Outputs"] = _alive(alive)
+        if answer.pinned_bytes >= LEAST_PINNED_BYTES:
+            pinned = format_bytes(answer.pinned_bytes)
+            facts["Host"] = f"{format_bytes(answer.host_bytes)} of memory, {pinned} of it pinned"
         if len(self.by_gpu()) > 1:
             facts = {"GPU": gpu_name(answer, gpu)} | facts
-        if gpu.retries:
-            times = "once" if gpu.retries == 1 else f"{gpu.retries} times"
-            errors = f", of which {gpu.errors} failed all the same" if gpu.errors else ""
-            facts["Allocator"] = f"gave its cache back {times} for a request{errors}"
-        if a_step := self.a_step():
+        if gpu.retries > gpu.errors:
+            times = gpu.retries - gpu.errors
+            facts["Allocator"] = f"gave its cache back for {times} of the requests that it served"
+        if (a_step := self.a_step()) and not answer.updates_itself:
             facts["A step"] = a_step
         if libraries := sorted({name for each in self.answers for name in each.unsized_workspaces}):
             facts["Missing"] = f"workspaces of {', '.join(libraries)}, whose sizes are unknown"
@@ -301,7 +320,7 @@ class FitReport:
 
     def _holders(self, gpu: GpuReport, most: int | None) -> Section:
         peak = gpu.peak_allocated_bytes
-        rows = [(h.nbytes, f"{h.blocks}", h.category, self._place(h)) for h in gpu.holders[:most]]
+        rows = [(h.nbytes, f"{h.blocks}", _what(h), self._place(h)) for h in gpu.holders[:most]]
         rest = peak - sum(nbytes for nbytes, *_ in rows)
         if rest:
             rows.append((rest, MISSING, MISSING, "all others, and rounding"))
@@ -314,7 +333,8 @@ class FitReport:
     def _place(self, holder: Holder) -> str:
         lines = (holder.line, holder.users_line)
         lines = dict.fromkeys(self.line(each) for each in lines if each)
-        return ", ".join(filter(None, [holder.module, " from ".join(lines)])) or MISSING
+        module = module_name(holder.module)
+        return ", ".join(filter(None, [module, ", called from ".join(lines)])) or MISSING
 
     def _when(self, when: When) -> str:
         return f"{when} ({self.line(when.line)})" if when.line else str(when)
@@ -325,20 +345,46 @@ def gpu_name(answer: ProcessReport, gpu: GpuReport) -> str:
     return f"rank {answer.rank}, GPU {gpu.index}"
 
 
-def _end(answer: ProcessReport) -> str:
-    return answer.ended or "without a word"
+def _what(holder: Holder) -> str:
+    return f"{holder.category} {holder.dtype}".strip()
+
+
+def _steps(answer: ProcessReport) -> str:
+    counted = f"{answer.steps}"
+    if answer.updates_itself:
+        passes = "1 backward pass" if answer.steps == 1 else f"{answer.steps} backward passes"
+        counted = f"{passes}, as there is no optimizer of torch.optim"
+    ends = {"": "it ended without a word", "stopped": "stopped by --steps"}
+    return f"{counted}; then {ends.get(answer.ended, answer.ended)}"
+
+
+def _alive(alive: PassesAlive) -> str:
+    of = f"({alive.model}): {format_bytes(alive.nbytes)}"
+    if alive.phase == Phase.FORWARD:
+        ends = "backward() frees a graph, and torch.no_grad() makes none"
+        return f"{alive.passes} forward passes' graphs are alive {of}; {ends}"
+    return f"those of {alive.passes} forward passes without gradients are alive {of}"
 
 
 def _work(work: StepWork, seconds: float | None) -> str:
-    text = f"computes {sum(work.flops.values()) / 1e12:.4g} TFLOP, moves {_gb(work.moved_bytes)}"
-    if work.crossing_bytes:
-        text += f", {_gb(work.crossing_bytes)} more over the link to the host"
+    """Return what a step does; nothing where it is too little to matter."""
+    if seconds is not None and seconds < LEAST_SECONDS:
+        return ""
+    flops = _decimal(sum(work.flops.values()), "FLOP")
+    text = f"computes {flops}, moves {_decimal(work.moved_bytes, 'B')}"
+    if work.crossing_bytes > work.moved_bytes / 1000:
+        text += f", {_decimal(work.crossing_bytes, 'B')} more over the link to the host"
     if work.sent_bytes:
-        text += f", sends {_gb(work.sent_bytes)} to other ranks"
+        text += f", sends {_decimal(work.sent_bytes, 'B')} to other ranks"
     if seconds is None:
         return text
-    return f"{text}: at least {seconds:.3g} s, by the GPU's peak rates"
+    least = f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    return f"{text}: at least {least}, by the GPU's peak rates"
 
 
-def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.4g} GB"
+def _decimal(number: float, unit: str) -> str:
+    """Return ``number`` in three digits with a decimal prefix: ``"1.37 TFLOP"``."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * scale:
+            return f"{number / scale:.3g} {prefix}{unit}"
+    return f"{number:.0f} {unit}"

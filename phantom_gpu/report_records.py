@@ -7,7 +7,7 @@ where no PyTorch is loaded.
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpumem.trace import Timeline
+from gpumem.trace import WITHOUT_GRADIENTS, Phase, Timeline
 
 #: Names of models, in this process: whose weights were not read, and whose tokenizers were stood
 #: in for.
@@ -25,15 +25,27 @@ class When:
     line: str
 
     def __str__(self) -> str:
-        step = f"step {self.step}, {self.phase}" if self.step else str(self.phase)
-        return step + (f", in {self.module}" if self.module else "")
+        step = f"step {self.step}, {self.phase}"
+        if self.phase in WITHOUT_GRADIENTS:
+            step = f"{self.phase} after step {self.step}"
+        if self.phase == Phase.OTHER:
+            step = f"step {self.step}, outside forward and backward"
+        if not self.step:
+            step = self.phase
+        return step + (f", in {module_name(self.module)}" if self.module else "")
+
+
+def module_name(path: str) -> str:
+    """Return a module's path as it is said in a sentence: a number alone says too little."""
+    return f"module {path}" if path[:1].isdigit() or path.startswith("*") else path
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Blocks of one category, made in one module (its numbers as ``*``) and line of code.
+    """Blocks of one category, made in one part of a model (its numbers as ``*``) and line of code.
 
-    ``line`` is the innermost outside PyTorch, ``users_line`` the innermost of the user's own code.
+    ``line`` is the innermost outside PyTorch, ``users_line`` the innermost of the user's own code,
+    ``dtype`` the type of numbers, where it is known.
     """
 
     nbytes: int
@@ -42,12 +54,23 @@ class Holder:
     module: str
     line: str
     users_line: str
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class PassesAlive:
+    """Forward passes of one class of models that hold activations at the peak, all together."""
+
+    model: str
+    phase: str
+    passes: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
 class FailedRequest:
-    """A request that the GPU could not serve; ``stack`` are the user's own lines of code, the
-    innermost first."""
+    """A request that the GPU could not serve; ``stack`` are the innermost line of code outside
+    PyTorch, and then the user's own, the innermost first."""
 
     nbytes: int
     when: When
@@ -90,7 +113,9 @@ class GpuReport:
         retries: failed requests that succeeded once the cache was given back.
         errors: out-of-memory errors raised, ``failed`` the last of them.
         changes: what would help the most.
-        growth_bytes: what each further step leaves behind, ``growth`` who does.
+        growth_bytes: what each further step leaves behind, ``growth`` who does, and ``grows_in``
+            the phase: an evaluation's is what each further evaluation leaves behind.
+        passes_alive: models of which more passes hold memory at the peak than they need.
         record: what was asked for with ``Orders.record``, at the process's end.
     """
 
@@ -110,6 +135,8 @@ class GpuReport:
     growth: list[Holder]
     changes: list[Change]
     record: DrawnRecord | None = None
+    grows_in: str = ""
+    passes_alive: list[PassesAlive] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -160,6 +187,7 @@ class ProcessReport:
         trainable, trained: tensors of optimizers that require a gradient, and how many had one.
         unsized_workspaces: libraries of NVIDIA's whose workspaces are not counted, since only they
             know how large these are.
+        updates_itself: it has no optimizer of ``torch.optim``, and steps are its backward passes.
         faults: of ours, which may have kept something out of this report.
     """
 
@@ -181,3 +209,4 @@ class ProcessReport:
     trained: int = 0
     faults: list[str] = field(default_factory=list)
     unsized_workspaces: list[str] = field(default_factory=list)
+    updates_itself: bool = False

@@ -8,6 +8,7 @@ kernel moves in its forward pass.
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,9 +23,13 @@ OTHER = "other"  # 8-bit numbers, for one
 
 
 class Counted:
-    """What was counted up to the ends of the first and the last step, and up to now."""
+    """What was counted up to the ends of the first and the last step, and up to now.
 
-    def __init__(self) -> None:
+    ``on_result`` is told each operator's result on a GPU, and whether it was copied from the host.
+    """
+
+    def __init__(self, on_result: Callable[[Any, bool], None]) -> None:
+        self._on_result = on_result
         self._now: Counter[str] = Counter()
         self._failed = False
         self._at_ends: list[Counter[str]] = []
@@ -51,11 +56,15 @@ class Counted:
         tensors = list(tensors_in((args, out)))
         if not any(tensor.is_cuda for tensor in tensors):
             return
+        source = out
         if func in (aten.copy_.default, aten._to_copy.default):
             source = args[1] if func is aten.copy_.default else args[0]
-            if source.is_cuda != out.is_cuda:
-                self._now["crossing"] += out.numel() * out.element_size()
-                return
+        copies = source is not out
+        if copies or not func._schema.is_mutable:  # what is changed in place is known already
+            self._on_result(out, copies and not source.is_cuda)
+        if copies and source.is_cuda != out.is_cuda:
+            self._now["crossing"] += out.numel() * out.element_size()
+            return
         self._now["moved"] += moved_bytes(func, args, kwargs, out)
         if not any(map(is_traceable_wrapper_subclass, tensors)):
             precision = _PRECISIONS.get(tensors[0].dtype, OTHER)

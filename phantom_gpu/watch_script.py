@@ -5,9 +5,8 @@ what is running, reads what the allocator recorded, and keeps a `ProcessReport` 
 date. The program is not changed: hooks look on, no operator is intercepted, and no byte is
 allocated.
 
-Limits: modules and phases are those of the thread that trains. Code that ``torch.compile`` made
-counts as its caller. Of a backward pass, what one module computes is seen where its output's
-gradient arrives.
+Limits: phases are those of the thread that trains. Code that ``torch.compile`` made counts as its
+caller. Of a backward pass, what one module computes is seen where its output's gradient arrives.
 """
 
 import atexit
@@ -21,6 +20,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -45,12 +45,22 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from gpumem.allocator.workspaces import DEFAULT_BYTES, HOPPER_BYTES
 from gpumem.costs import plain_tensors, tensors_in, with_scales
-from gpumem.fake_cuda.refusals import LIBRARIES
 from gpumem.files import write_atomic
-from gpumem.trace import ROUNDING, Category, Phase
+from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Category, Phase
 from gpumem.units import KIB
-from phantom_gpu.allocator_history import KEPT_STEPS, TORCH, Addresses, Block, History, Mark, Tag
+from phantom_gpu.allocator_history import (
+    KEPT_STEPS,
+    Addresses,
+    Block,
+    Found,
+    History,
+    Mark,
+    Tag,
+    is_librarys,
+    is_pytorchs,
+)
 from phantom_gpu.guarded import guarded
 from phantom_gpu.report_records import (
     NOT_READ,
@@ -60,6 +70,7 @@ from phantom_gpu.report_records import (
     FailedRequest,
     GpuReport,
     Holder,
+    PassesAlive,
     ProcessReport,
     UnknownValue,
     When,
@@ -69,7 +80,10 @@ from phantom_gpu.suggestions import changes
 
 WRITE_SECONDS = 2.0
 MOST_HOLDERS, MOST_FAULTS = 40, 20
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+#: Results of operators whose type of numbers is noted: others hold next to nothing.
+LEAST_NOTED_BYTES = 64 * KIB
+_NUMBER = re.compile(r"(?<![^.])\d+(?=\.|$)")
+_PART_OF_LAYER = re.compile(r"(.*\*\.[^.]+)\..*")
 _memory = torch.cuda.memory
 _RECORD = _memory._record_memory_history
 #: PyTorch 2.10 records what nobody reads.
@@ -94,25 +108,42 @@ class Orders:
     record: bool = False
 
 
+class _Thread(threading.local):
+    """What one thread does: the modules that run, the outermost first, and what its tag says."""
+
+    def __init__(self) -> None:
+        self.modules: list[str] = []
+        self.tag: Tag | None = None
+
+
 class Watch:
     """See the module. One for each process, from `begin` to the process's end."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.keeps_record = orders, bool(orders.snapshot)
-        self.steps, self.counted = 0, Counted()
+        self.steps, self.counted = 0, Counted(self._result)
         self.phase, self.backward_line = Phase.SETUP, ""
+        #: Whether the program updates weights itself, without `torch.optim`; None: not known yet.
+        self.updates_itself: bool | None = None
         self.histories: dict[int, History] = {}
         self.peak_stats: dict[int, Counter[str]] = {}
         self.unknown: Counter[tuple[str, str]] = Counter()
         self.ended, self.error, self.error_stack = "", "", []
         self.faults: list[str] = []
-        self._modules: list[str] = []
+        self._thread = _Thread()
+        self._model, self._passes, self._order = "", 0, 0  # as in `Tag`
+        self._forward = Phase.FORWARD  # or what such a pass is for
+        self._trained: weakref.WeakSet = weakref.WeakSet()  # models that ran in training mode
+        # Of each class of models: forward passes since the last backward pass, and how often a
+        # backward pass has ended so many.
+        self._open: Counter[str] = Counter()
+        self._ended: dict[str, Counter[int]] = defaultdict(Counter)
         self._names: dict[int, tuple[weakref.ref, str]] = {}  # of modules, by identity
         self._optimizers: weakref.WeakSet = weakref.WeakSet()
         # By optimizer: tensors that require a gradient, and the most that had one at an update.
         self._trainable: dict[int, tuple[int, int]] = {}
-        self._marks: dict[int, list[Mark]] = defaultdict(list)
-        self._stepped_in_backward = False
+        self._marks: list[Mark] = []
+        self._stepped_in_backward = self._own_update_begun = False
         self._segments: tuple[str, list[dict[str, Any]]] = ("", [])  # at the moment named
         self._written_at = 0.0
         self._entries_read = Counter[int]()  # entries of each GPU's record that were read
@@ -171,16 +202,22 @@ class Watch:
 
     def _say(self) -> None:
         """Tell the allocator what this thread does now."""
-        path = self._modules[-1] if self._modules else ""
+        path = self._thread.modules[-1] if self._thread.modules else ""
         if torch._C._current_graph_task_id() == -1:
             line = self.backward_line if self.phase is Phase.BACKWARD else ""
-            tag = Tag(self._step, self.phase, path, line)
+            self._tell(self.phase, path, line)
         else:
-            tag = Tag(self._step, Phase.BACKWARD, path, self.backward_line, bool(path))
-        _set_metadata(tag.written())
+            self._tell(Phase.BACKWARD, path, self.backward_line, bool(path))
+
+    def _tell(self, phase: Phase, path: str, line: str, recomputing: bool = False) -> None:
+        where = (self._model, self._passes, self._order)
+        self._thread.tag = Tag(self._step, phase, path, line, recomputing, *where)
+        _set_metadata(self._thread.tag.written())
 
     @property
     def _step(self) -> int:
+        if self.phase in WITHOUT_GRADIENTS:
+            return self.steps
         return 0 if self.phase is Phase.SETUP else self.steps + 1
 
     @guarded
@@ -192,35 +229,63 @@ class Watch:
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        self._modules.append(self._path(module))
+        outermost = not self._thread.modules and torch._C._current_graph_task_id() == -1
+        self._thread.modules.append(self._path(module))
         # What runs on the CPU first, to prepare data, does not end the setup.
-        if self.phase is not Phase.SETUP or _on_gpu(module, inputs):
-            self._enter(Phase.FORWARD)
+        if self.phase is Phase.SETUP and not _on_gpu(module, inputs):
+            return
+        if outermost:
+            self._begin_pass(module, inputs)
+        self._enter(self._forward)
+
+    def _begin_pass(self, model: torch.nn.Module, inputs: Any) -> None:
+        """Note that the outermost module is called, and what it is called with."""
+        self._end_own_update()
+        self._model, self._passes = type(model).__name__, self._passes + 1
+        self._forward = self._kind_of_pass(model)
+        if self._forward is Phase.FORWARD:
+            self._open[self._model] += 1
+        given = [tensor for tensor in tensors_in(inputs) if tensor.grad_fn is None]
+        self._mark(dict.fromkeys(_addresses_of(given), Found(Category.INPUTS)))
+
+    def _kind_of_pass(self, model: torch.nn.Module) -> Phase:
+        """Return the phase of a forward pass: without gradients it is part of a step only if the
+        model is frozen, as a teacher is. In evaluation mode with gradients it is an evaluation if
+        the same model has been trained in training mode."""
+        if torch.is_grad_enabled():
+            if model.training:
+                self._trained.add(model)
+            trains = model.training or model not in self._trained
+            return Phase.FORWARD if trains else Phase.EVALUATION
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return Phase.FORWARD
+        return Phase.GENERATION if _is_running("generate") else Phase.EVALUATION
 
     @guarded
     def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         path = self._path(module)
-        while self._modules and self._modules.pop() != path:  # errors may have skipped some
+        modules = self._thread.modules
+        while modules and modules.pop() != path:  # errors may have skipped some
             pass
         for tensor in tensors_in(output):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self._gradient_of, path))
         self._say()
-        if not self._modules and not torch.is_grad_enabled():
+        if not modules and not torch.is_grad_enabled():
             self._look_now_and_then()
 
     @guarded
     def _gradient_of(self, path: str, _: torch.Tensor) -> None:
         """Note, on autograd's own thread, that a module's backward begins."""
-        _set_metadata(Tag(self._step, Phase.BACKWARD, path, self.backward_line).written())
+        self._tell(Phase.BACKWARD, path, self.backward_line)
 
     def _path(self, module: torch.nn.Module) -> str:
         known, path = self._names.get(id(module), (None, ""))
         if known is not None and known() is module:
             return path
-        if not self._modules:
+        if not self._thread.modules:
             for name, child in module.named_modules():
                 self._names[id(child)] = weakref.ref(child), name
         else:  # not in the tree of its caller
@@ -232,13 +297,12 @@ class Watch:
         try:
             return run(*arguments, **options)
         finally:
-            self._enter(Phase.OTHER)
-            if self._stepped_in_backward:
-                self._stepped_in_backward = False
-                self._end_step()
+            self._after_backward()
 
     @guarded
     def _before_backward(self, caller: FrameType, roots: tuple) -> None:
+        if torch._C._current_graph_task_id() == -1:  # not one of a checkpoint, within another
+            self._end_own_update()
         self.backward_line = line_of(caller)
         self._enter(Phase.BACKWARD)
         for root in tensors_in(list(roots)):
@@ -246,11 +310,35 @@ class Watch:
                 root.register_hook(partial(self._gradient_of, ""))
 
     @guarded
+    def _after_backward(self) -> None:
+        for model, passes in self._open.items():
+            self._ended[model][passes] += 1
+        self._open.clear()
+        if self.updates_itself is None:
+            self.updates_itself = not any(
+                issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects()
+            )
+        if self.updates_itself and torch._C._current_graph_task_id() == -1:
+            self.look()
+            self._own_update_begun = True
+        self._enter(Phase.OTHER)
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            self._end_step()
+
+    def _end_own_update(self) -> None:
+        """End the step of a program that updates weights itself: nobody says when it is done."""
+        if self._own_update_begun:
+            self._own_update_begun = False
+            self._end_step()
+
+    @guarded
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.updates_itself:  # until now: what follows is counted as everybody counts steps
+            self.updates_itself, self.steps, self._own_update_begun = False, 0, False
         self._optimizers.add(optimizer)
         self._count_trainable(optimizer)
-        if torch.cuda.is_initialized():
-            self._mark(_gradients(optimizer))
+        self._mark(_gradients(optimizer))
         if torch._C._current_graph_task_id() == -1:
             self._enter(Phase.OPTIMIZER)
 
@@ -262,10 +350,30 @@ class Watch:
         self._trainable[id(optimizer)] = len(trainable), max(most, trained)
 
     def _mark(self, addresses: Addresses) -> None:
-        for device in range(torch.cuda.device_count()):
-            counted = _memory.memory_stats_as_nested_dict(device)["active"]["all"]
-            calls = counted["allocated"] + counted["freed"]
-            self._marks[device].append(Mark(calls, addresses))
+        """Note what lies where now; this thread's next entries in the record come after it."""
+        if not addresses:
+            return
+        self._order += 1
+        self._marks.append(Mark(self._order, addresses))
+        tag = self._thread.tag or Tag(self._step, self.phase)
+        self._thread.tag = tag._replace(order=self._order)
+        _set_metadata(self._thread.tag.written())
+
+    @guarded
+    def _result(self, out: Any, from_host: bool) -> None:
+        """Note the type of numbers of an operator's result, and what comes from the host outside
+        modules: inputs. In backward or within a module it is something that was offloaded."""
+        if self.phase is Phase.OPTIMIZER:
+            return  # thousands of tensors that live for a moment
+        modules = self._thread.modules
+        inside = torch._C._current_graph_task_id() != -1 or (modules and modules[-1])
+        category = Category.INPUTS if from_host and not inside else None
+        found = {}
+        for tensor in tensors_in(out):
+            large = tensor.numel() * tensor.element_size() >= LEAST_NOTED_BYTES
+            if large or category is not None:
+                found |= dict.fromkeys(_addresses_of([tensor]), Found(category, "", _dtype(tensor)))
+        self._mark(found)
 
     @guarded
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -325,11 +433,13 @@ class Watch:
         if not self.keeps_record:
             self._record()
         addresses = self._addresses()
+        marks, self._marks = self._marks, []
         for device, entries in enumerate(record):
             if not entries and device not in self.histories:
                 continue
-            history = self.histories.setdefault(device, History())
-            marks = self._marks.pop(device, [])
+            history = self.histories.get(device)
+            if history is None:
+                history = self.histories[device] = History(workspace_bytes=_workspace_bytes(device))
             history.read(entries[self._entries_read[device] :], self.steps + 1, marks)
             history.classify(addresses)
             self._entries_read[device] = len(entries) if self.keeps_record else 0
@@ -347,12 +457,11 @@ class Watch:
         """Return where weights, buffers, gradients and states of optimizers lie now."""
         found: Addresses = {}
         for module, path in self._named_modules():
-            for name, parameter in module._parameters.items():
+            for parameter in module._parameters.values():
                 if parameter is not None:
-                    _note(found, parameter, f"{path}.{name}")
-            for name, buffer in module._buffers.items():
-                for address in _addresses_of([buffer]):
-                    found.setdefault(address, (Category.BUFFERS, f"{path}.{name}"))
+                    _note(found, parameter, path)
+            for buffer in module._buffers.values():
+                _add(found, [buffer], Category.BUFFERS, path)
         for optimizer in self._optimizers:
             _note_all(found, optimizer)
         return found
@@ -379,6 +488,7 @@ class Watch:
             return
         self._note_error()
         self.ended = self.ended or "finished"
+        self.steps += self._own_update_begun
         self.look("" if self._segments[1] else "at the end")
         self._keep_snapshot()
         self._write() or self._write()  # nobody would learn of a fault in the last one
@@ -433,6 +543,7 @@ class Watch:
             trained=sum(trained for _, trained in self._trainable.values()),
             faults=self.faults,
             unsized_workspaces=_unsized_workspaces(),
+            updates_itself=bool(self.updates_itself),
         )
 
     def _gpu_reports(self) -> list[GpuReport]:
@@ -447,16 +558,30 @@ class Watch:
                 continue
             try:
                 drawn = self._drawn(device, history)
-                report = _gpu_report(device, history, stats, self._changes(history), drawn)
+                alive = self._passes_alive(history)
+                report = _gpu_report(device, history, stats, self._changes(history), alive, drawn)
             except Exception as error:
                 self.note_fault("_gpu_report", error)
-                report = _gpu_report(device, History(), stats, [], None)
+                report = _gpu_report(device, History(), stats, [], [], None)
             found.append(report)
+        return found
+
+    def _passes_alive(self, history: History) -> list[PassesAlive]:
+        """Return models of which more forward passes hold memory at the peak than a backward pass
+        ends as a rule."""
+        found = []
+        for (model, phase), held in history.passes_alive().items():
+            usual = self._ended[model].most_common(1) if phase is Phase.FORWARD else []
+            if len(held) > max([2, *(passes for passes, _ in usual)]):
+                found.append(PassesAlive(model, str(phase), len(held), sum(held)))
         return found
 
     def _changes(self, history: History) -> list[Change]:
         """Return what would lower the peak, once the program has ended: it takes its time."""
-        return changes(history, list(self._optimizers)) if self.ended else []
+        if not self.ended:
+            return []
+        modules = [module for module, _ in self._named_modules()]
+        return changes(history, list(self._optimizers), modules)
 
     def _drawn(self, device: int, history: History) -> DrawnRecord | None:
         if not (self.orders.record and self.ended):
@@ -482,6 +607,7 @@ def _gpu_report(
     history: History,
     stats: Mapping[str, int],
     advised: list[Change],
+    alive: list[PassesAlive],
     record: DrawnRecord | None,
 ) -> GpuReport:
     """Return what is known of a GPU of this process.
@@ -491,6 +617,7 @@ def _gpu_report(
         history: what its allocator did.
         stats: the highest values of ``torch.cuda.memory_stats``.
         advised: what would lower the peak.
+        alive: forward passes that hold memory at the peak.
         record: what a page draws.
     """
     allocated = stats["allocated_bytes.all.peak"]
@@ -504,8 +631,10 @@ def _gpu_report(
     failed = None
     if history.failures:
         request = history.failures[-1]
-        stack = users_lines([f"{f['filename']}:{f['line']}" for f in request.frames])
-        failed = FailedRequest(request.nbytes, _when(request.tag), stack)
+        stack = [f"{f['filename']}:{f['line']}" for f in request.frames]
+        outside = [line for line in stack if not is_pytorchs(line)][:1]
+        lines = list(dict.fromkeys([*outside, *users_lines(stack)]))
+        failed = FailedRequest(request.nbytes, _when(request.tag), lines)
     return GpuReport(
         index=device,
         name=torch.cuda.get_device_name(device),
@@ -521,6 +650,8 @@ def _gpu_report(
         failed=failed,
         growth_bytes=sum(block.nbytes for block in grown),
         growth=_holders(grown)[:3],
+        grows_in=str(grown[0].tag.phase) if grown else "",
+        passes_alive=alive,
         changes=advised,
         record=record,
     )
@@ -542,8 +673,9 @@ def _holders(blocks: Iterable[Block]) -> list[Holder]:
     for block in blocks:
         where = lines.get(id(block.frames)) or (block.line, block.users_line)
         lines[id(block.frames)] = where
-        module = block.name.rpartition(".")[0] or block.tag.module
-        grouped[(str(block.kind), _NUMBER.sub("*", module), *where)].append(block.nbytes)
+        module = _NUMBER.sub("*", block.known_as or block.tag.module)
+        module = _PART_OF_LAYER.sub(r"\1", module)
+        grouped[(str(block.kind), module, *where, block.dtype)].append(block.nbytes)
     found = [Holder(sum(sizes), len(sizes), *group) for group, sizes in grouped.items()]
     return sorted(found, key=lambda holder: -holder.nbytes)[:MOST_HOLDERS]
 
@@ -555,8 +687,8 @@ def _when(tag: Tag) -> When:
 def users_lines(stack: list[str]) -> list[str]:
     """Return the lines of code of a stack that are the user's own; where none is, the libraries'
     outside PyTorch."""
-    for skipped in (LIBRARIES, TORCH):
-        found = [line for line in stack if not line.startswith(skipped)]
+    for is_skipped in (is_librarys, is_pytorchs):
+        found = [line for line in stack if not is_skipped(line)]
         if found:
             return found
     return stack
@@ -574,27 +706,32 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             waiting += [each.__cause__, each.__context__]
 
 
-def _note(found: Addresses, parameter: torch.Tensor, name: str) -> None:
-    for address in _addresses_of(with_scales(parameter)):
-        found.setdefault(address, (Category.WEIGHTS, name))
-    if parameter.grad is not None:
-        for address in _addresses_of([parameter.grad]):
-            found.setdefault(address, (Category.GRADIENTS, name))
+def _add(found: Addresses, tensors: Iterable[Any], category: Category, owner: str = "") -> None:
+    for tensor in tensors:
+        for address in _addresses_of([tensor]):
+            found.setdefault(address, Found(category, owner, _dtype(tensor)))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _note(found: Addresses, parameter: torch.Tensor, path: str) -> None:
+    _add(found, with_scales(parameter), Category.WEIGHTS, path)
+    _add(found, [parameter.grad], Category.GRADIENTS, path)
 
 
 def _note_all(found: Addresses, optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             _note(found, parameter, "")
-    for address in _addresses_of(tensors_in(list(optimizer.state.values()))):
-        found.setdefault(address, (Category.OPTIMIZER, ""))
+    _add(found, tensors_in(list(optimizer.state.values())), Category.OPTIMIZER)
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> Addresses:
     found: Addresses = {}
     for group in optimizer.param_groups:
-        gradients = [p.grad for p in group["params"] if p.grad is not None]
-        found |= dict.fromkeys(_addresses_of(gradients), (Category.GRADIENTS, ""))
+        _add(found, [parameter.grad for parameter in group["params"]], Category.GRADIENTS)
     return found
 
 
@@ -606,6 +743,24 @@ def _addresses_of(tensors: Iterable[Any]) -> Iterator[int]:
             real = part.is_cuda and not isinstance(part, FakeTensor)
             if real and part.layout is torch.strided:
                 yield part.untyped_storage().data_ptr()
+
+
+def _workspace_bytes(device: int) -> int:
+    """Return what PyTorch gives cuBLAS on a GPU."""
+    sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    major, _ = torch.cuda.get_device_capability(device)
+    usual = HOPPER_BYTES if major in (9, 10, 12) else DEFAULT_BYTES
+    return sum(int(kib) * int(count) * KIB for kib, count in sizes) or usual
+
+
+def _is_running(function: str) -> bool:
+    """Return whether a function of this name is among the callers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _on_gpu(module: torch.nn.Module, inputs: Any) -> bool:
@@ -645,9 +800,9 @@ def line_of(frame: FrameType | None) -> str:
     outside = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(LIBRARIES):
+        if not is_librarys(file):
             return f"{file}:{frame.f_lineno}"
-        if not outside and not file.startswith(TORCH):
+        if not outside and not is_pytorchs(file):
             outside = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return outside

@@ -38,8 +38,9 @@ from gpumem.trace import ROUNDING, Category
 from gpumem.units import format_bytes
 
 RESERVED = "reserved, not used"
-# Okabe and Ito's palette. Hatches repeat the difference for print and for those who see no colour.
-# What is no category follows; the loss takes the colour of buffers, which no bar draws beside it.
+# Okabe and Ito's palette, and two pale colours. Hatches repeat the difference for print and for
+# those who see no colour. What is no category follows; the loss takes the colour of buffers, which
+# no bar draws beside it.
 AREAS: dict[str, tuple[str, str]] = {  # colour and hatch
     Category.WEIGHTS: ("#0072B2", ""),
     Category.BUFFERS: ("#56B4E9", "...."),
@@ -47,6 +48,9 @@ AREAS: dict[str, tuple[str, str]] = {  # colour and hatch
     Category.OPTIMIZER: ("#009E73", "\\\\\\"),
     Category.ACTIVATIONS: ("#D55E00", "---"),
     Category.TEMPORARY: ("#CC79A7", "xxx"),
+    Category.INPUTS: ("#F0E442", "ooo"),
+    Category.WORKSPACES: ("#C9B3E6", "**"),
+    Category.SCRIPT: ("#D8C7A0", "|||"),
     Category.UNATTRIBUTED: ("#8A8A8A", "+++"),
     RESERVED: ("#BDBDBD", ""),
     ROUNDING: ("#FFFFFF", ""),

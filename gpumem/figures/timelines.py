@@ -46,9 +46,17 @@ PHASE_COLOURS = {
     Phase.FORWARD: "#D3E5F4",
     Phase.BACKWARD: "#FBE2C8",
     Phase.OPTIMIZER: "#D0EBDD",
+    Phase.EVALUATION: "#E6DCF0",
+    Phase.GENERATION: "#E6DCF0",
     Phase.OTHER: "#F0F0F0",
 }
-SHORT_NAMES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "opt"}
+SHORT_NAMES = {
+    Phase.FORWARD: "fwd",
+    Phase.BACKWARD: "bwd",
+    Phase.OPTIMIZER: "opt",
+    Phase.EVALUATION: "eval",
+    Phase.GENERATION: "gen",
+}
 TABLE_STEPS = 10
 VISIBLE = 0.004  # of the width
 SHORT, MANY = 0.03, 8  # so many in turn, each of a smaller share of the width, are drawn as one

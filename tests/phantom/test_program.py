@@ -98,7 +98,7 @@ def test_the_figures_are_those_of_pytorch_and_of_the_same_step_as_an_experiment(
     # What the host moves is not counted here.
     assert answer.work.moved_bytes == pytest.approx(simulated.moved_bytes, rel=1e-4)
     assert answer.work.crossing_bytes == answer.work.sent_bytes == 0
-    assert f"{simulated.flops / 1e12:.4g} TFLOP" in str(verdict)
+    assert f"computes {simulated.flops / 1e9:.3g} GFLOP" in str(verdict)
     # What crosses the link is counted and takes its time.
     offloaded = SCRIPT.replace("    loss = model(", "    with save():\n        loss = model(")
     assert offloaded != SCRIPT
@@ -145,7 +145,7 @@ def test_what_each_step_leaves_behind_is_found_with_its_line(run):
     gpu = verdict.answers[0].gpus[0]
     assert gpu.growth_bytes == 4 * MIB
     assert gpu.growth[0].users_line.endswith("train.py:12")
-    assert "each step leaves 4.00 MiB behind, most from" in str(verdict)
+    assert "each step leaves 4.00 MiB behind" in str(verdict)
 
 
 TOO_LARGE = """
@@ -299,7 +299,8 @@ def test_weights_are_weights_whoever_ran_before_or_not_at_all(run):
     """)
     made_of = verdict.answers[0].gpus[0].made_of
     assert made_of["weights"] == 2 * 4 * (1024 + 1) * 1024
-    assert made_of["unattributed"] == 4096  # the first batch
+    assert made_of["inputs"] == 4096
+    assert "unattributed" not in made_of
 
 
 # Whose libraries alone know how large a workspace must be.
@@ -507,7 +508,7 @@ def test_a_page_has_the_answers_numbers(tmp_path):
     for nbytes in (gpu["peak_reserved_bytes"], *filter(None, gpu["made_of"].values())):
         assert format_bytes(nbytes) in text
     assert "Segments at the out-of-memory error" in text
-    assert "step 7, forward, in 0" in text
+    assert "step 7, forward, in module 0" in text
     assert "out of memory: asked for 16.0 GiB" in soup.find(alt=re.compile("event by"))["alt"]
 
 
@@ -731,7 +732,7 @@ def test_what_people_run_runs(run, name):
         assert sum(made_of.values()) == answer.gpus[0].peak_allocated_bytes
         offloaded = name == "deepspeed-3-offload"  # and gathered layer by layer
         assert ("weights" in made_of) != offloaded
-        assert made_of.get("activations", 0) > 0
+        assert made_of["workspaces"] > 0
         if name in PINNED:
             assert answer.pinned_bytes > PINNED[name]
         advised = any("recompute" in change.what for change in answer.gpus[0].changes)

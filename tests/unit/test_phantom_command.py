@@ -13,7 +13,15 @@ from labkit.cli import main
 from phantom_gpu import cli, run_script
 from phantom_gpu.command_line import command_line, processes_of
 from phantom_gpu.report import FitReport
-from phantom_gpu.report_records import FailedRequest, GpuReport, ProcessReport, When
+from phantom_gpu.report_records import (
+    Change,
+    FailedRequest,
+    GpuReport,
+    Holder,
+    ProcessReport,
+    StepWork,
+    When,
+)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +129,40 @@ def test_the_verdict_in_words(change, how, fits, sentence):
     found = verdict(replace(ANSWER, **change), **{"returncode": 0} | how)
     assert found.fits is fits
     assert sentence in str(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/home/me/train.py:9", "train.py:9"),
+        ("/home/me/parts/model.py:9", "parts/model.py:9"),
+        ("/elsewhere/model.py:9", "model.py:9"),
+        ("/e/lib/python3.11/site-packages/a/b/c/d.py:9", "a/…/d.py:9"),
+        ("/e/lib/python3.11/site-packages/a/d.py:9", "a/d.py:9"),
+        ("/e/lib/python3.11/json/decoder.py:9", "json/decoder.py:9"),
+    ],
+)
+def test_a_line_is_named_as_people_know_it(line, said):
+    assert verdict(ANSWER, returncode=0).line(line) == said
+
+
+@pytest.mark.parametrize(
+    ("flops", "said"),
+    [(10**7, ""), (10**12, "1 TFLOP, moves 500 MB: at least 123 ms"), (10**14, "at least 12.3 s")],
+)
+def test_what_a_step_does_is_said_in_units_that_suit_it_or_not_at_all(flops, said):
+    work = StepWork({"fp32": flops}, 5 * 10**8 if said else 0, 0, 0)
+    text = str(verdict(replace(ANSWER, work=work), returncode=0))
+    assert said in text
+    assert ("A step" in text) is bool(said)
+
+
+def test_a_small_report_has_at_most_twenty_lines():
+    holder = Holder(GIB, 1, "weights", "lm_head", "/home/me/train.py:9", "/home/me/train.py:9")
+    gpu = replace(GPU, retries=0, holders=9 * [holder], changes=[Change("less", GIB)])
+    text = str(verdict(replace(ANSWER, gpus=[gpu]), returncode=0))
+    assert len(text.splitlines()) <= 20
+    assert text.count("lm_head, train.py:9") == 5
 
 
 def test_one_process_that_fails_decides_for_all():

@@ -49,7 +49,7 @@ def test_out_of_memory_is_in_the_figure_and_names_the_request():
     soup = shown(phantom_verdict(ended="out of memory"))
     timeline = soup.find_all("img")[1]["alt"]
     assert "out of memory: asked for 2.00 GiB" in timeline
-    assert "It asked for 2.00 GiB: step 2, backward" in soup.get_text()
+    assert "in step 2, backward, in train.py, it asked for 2.00 GiB" in soup.get_text()
 
 
 def test_a_program_that_was_killed_or_used_no_gpu_has_a_page():

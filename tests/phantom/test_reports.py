@@ -1,0 +1,180 @@
+"""The report of ``labkit phantom`` names what people know: one small script for each thing."""
+
+import sys
+import textwrap
+
+import pytest
+
+from gpumem.allocator.workspaces import DEFAULT_BYTES
+from gpumem.units import KIB, MIB
+from phantom_gpu.run_script import run_program
+
+LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")
+#: A copy of a model, a part that never runs, statistics, a batch, and states of one's own.
+NAMES = """
+import copy, torch
+
+class Coder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
+
+torch.nn.Identity()(torch.ones(1))  # on the CPU, before anything is moved
+net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.BatchNorm1d(512)).cuda()
+averaged = copy.deepcopy(net).requires_grad_(False)
+coder = Coder().cuda()
+momenta = [torch.zeros_like(parameter) for parameter in net.parameters()]
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    batch = torch.ones(256, 512).cuda()
+    net(coder.encoder(batch).detach()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+OWN_UPDATE = """
+import torch
+net = torch.nn.Linear(1024, 1024).cuda()
+for _ in range(2000):
+    net(torch.ones(8, 1024, device="cuda")).sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= parameter.grad
+            parameter.grad = None
+"""
+BUCKETS = """
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+net = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)]).cuda()
+net = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(3):
+    net(torch.ones(1, 2048, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+EVALUATIONS = """
+import torch
+net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(2)]).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+kept = []
+for _ in range(5):
+    net(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.inference_mode():
+        for _ in range(3):
+            kept.append(net(torch.ones(1024, 1024, device="cuda")))
+"""
+GRAPHS = """
+import torch
+net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(2)]).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+net(torch.ones(8, 1024, device="cuda")).sum().backward()
+optimizer.step()
+losses = [net(torch.ones(1024, 1024, device="cuda")).mean() for _ in range(5)]
+"""
+#: What asks for too much is a library's code, below a checkpoint.
+IN_LIBRARY = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(
+    hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
+    vocab_size=8000,
+)
+model = LlamaForCausalLM(config).cuda().train()
+model.gradient_checkpointing_enable()
+ids = torch.ones(1024, 4096, dtype=torch.int64, device="cuda")
+model(input_ids=ids, labels=ids)
+"""
+REPLICAS = """
+import torch
+net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(2)]).cuda()
+net = torch.nn.DataParallel(net)
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(2):
+    net(torch.ones(4096, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def report(tmp_path, capfd):
+    """Run a script's text on phantom T4s; return the report, and the GPU that it is about."""
+
+    def run(text, launch=(), gpus=1, **options):
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(text))
+        command = [sys.executable, *launch, str(script)]
+        found = run_program(command, gpu="t4", gpus=gpus, cwd=tmp_path, **options)
+        assert not found.answers[0].faults
+        return found, found.worst()[1]
+
+    return run
+
+
+def test_everything_has_its_name(report):
+    found, gpu = report(NAMES)
+    linear, norm = 4 * (512 + 1) * 512, 4 * 2 * 512
+    exact = {
+        "weights": 2 * (linear + norm) + 2 * linear,
+        "buffers": 2 * (4 * 2 * 512 + 8),
+        "optimizer": 2 * (linear + norm),
+        "inputs": 512 * KIB,
+        "workspaces": 2 * DEFAULT_BYTES,
+        "script's tensors": linear + norm,
+    }
+    assert {name: gpu.made_of.get(name) for name in exact} == exact
+    assert "unattributed" not in gpu.made_of
+    [inputs] = [holder for holder in gpu.holders if holder.category == "inputs"]
+    assert (inputs.dtype, found.line(inputs.users_line)) == ("float32", "train.py:16")
+    assert not any("LoRA" in each.what or "rows" in each.what for each in gpu.changes)
+
+
+def test_without_an_optimizer_steps_are_backward_passes(report):
+    found, gpu = report(OWN_UPDATE, steps=3)
+    assert (found.answers[0].ended, found.answers[0].steps) == ("stopped", 3)
+    assert gpu.made_of["gradients"] >= 4 * MIB
+    assert "3 backward passes, as there is no optimizer of torch.optim" in str(found)
+    assert "FLOP" not in str(found)  # next to none
+
+
+def test_the_buckets_of_ddp_are_gradients_with_a_name(report):
+    _, gpu = report(BUCKETS, LAUNCH, gpus=2)
+    assert gpu.made_of["gradients"] == 2 * gpu.made_of["weights"]
+    assert [h.nbytes for h in gpu.holders if h.module == "DDP's buckets"] == [64 * MIB]
+    assert any("gradient_as_bucket_view=True" in change.what for change in gpu.changes)
+
+
+def test_evaluations_are_told_from_training_and_what_each_leaves_behind(report):
+    found, gpu = report(EVALUATIONS)
+    assert (gpu.allocated_at.phase, gpu.allocated_at.step) == ("evaluation", 5)
+    assert "evaluation after step 5" in str(found)
+    assert (gpu.growth_bytes, gpu.grows_in) == (12 * MIB, "evaluation")
+    assert "After the first, each evaluation leaves 12.0 MiB behind" in str(found)
+    assert "recompute" not in str(found)
+
+
+def test_graphs_that_no_backward_pass_frees_are_counted(report):
+    found, gpu = report(GRAPHS)
+    [alive] = gpu.passes_alive
+    assert (alive.model, alive.phase, alive.passes) == ("Sequential", "forward", 5)
+    assert "5 forward passes' graphs are alive (Sequential)" in str(found)
+
+
+def test_a_failed_request_names_the_librarys_line_and_the_scripts(report):
+    found, gpu = report(IN_LIBRARY)
+    assert found.fits is False
+    first, *others = [found.line(line) for line in gpu.failed.stack]
+    assert first.startswith("transformers/…/")
+    assert others == ["train.py:11"]
+    assert "packages" not in str(found)
+    assert not any("recompute" in change.what for change in gpu.changes)
+
+
+def test_replicas_of_a_model_have_their_modules_paths(report):
+    _, gpu = report(REPLICAS, gpus=2)
+    assert ("activations", "*") in {(holder.category, holder.module) for holder in gpu.holders}

@@ -18,6 +18,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from gpumem.models.text import corpus
 
 LEARNED, RESERVED = 16_000, 16
+ROLES = ("bos_token", "eos_token", "pad_token")
 CHAT = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token }}{% endfor %}"
 
 
@@ -28,9 +29,9 @@ def stand_in(name: str, **options: Any) -> PreTrainedTokenizerFast:
     model = json.loads(_learned(min(size, LEARNED)).to_str())
     vocabulary = model["model"]["vocab"]
     vocabulary |= {_name(n): n for n in range(len(vocabulary), size)}
-    end = config.eos_token_id
-    end = end[0] if isinstance(end, list) else size - 1 if end is None else end
-    ids = {"bos_token": config.bos_token_id, "eos_token": end, "pad_token": config.pad_token_id}
+    ids = {role: getattr(config, f"{role}_id", None) for role in ROLES}  # T5 has no beginning
+    end = ids["eos_token"]
+    end = ids["eos_token"] = end[0] if isinstance(end, list) else size - 1 if end is None else end
     special = {role: _name(end if number is None else number) for role, number in ids.items()}
     longest = {"model_max_length": getattr(config, "max_position_embeddings", 512)}
     return PreTrainedTokenizerFast(

@@ -82,7 +82,7 @@ def test_zeros_ask_the_allocator_for_what_the_files_do(run, on_phantom, tmp_path
 
 HUB = """
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
 name = "meta-llama/Llama-3.2-1B-Instruct"
 model = AutoModelForCausalLM.from_pretrained(name, device_map="cuda")
@@ -91,6 +91,9 @@ rows = tokenizer(["A long line of text.", "Short."], padding=True, return_tensor
 print(len(tokenizer), tokenizer.eos_token_id, tokenizer.decode(rows["input_ids"][0]))
 print(rows["attention_mask"].sum(1).tolist(), rows["input_ids"][1, 0].item())
 print(model.generate(**rows, max_new_tokens=3).shape[1] - rows["input_ids"].shape[1])
+
+T5Config(vocab_size=32128).save_pretrained("t5")  # has no token for the beginning
+print(len(AutoTokenizer.from_pretrained("t5")), "of T5")
 """
 
 
@@ -98,12 +101,12 @@ def test_a_hubs_name_is_enough(run):
     verdict, printed, said = run(HUB)
     assert verdict.fits
     assert verdict.answers[0].gpus[0].made_of["weights"] == 2 * 1_235_814_400
-    assert len(said) == 2
+    assert len(said) == 3
     assert "its architecture is that of labkit's table, its weights are zeros" in said[0]
     assert "the tokenizer of meta-llama/Llama-3.2-1B-Instruct is not on this machine" in said[1]
     lines = printed.splitlines()
     assert lines[0] == "128256 128001 A long line of text."
-    assert lines[-1] == "3"
+    assert lines[-2:] == ["3", "32128 of T5"]
     text = str(verdict)
     assert "of meta-llama/Llama-3.2-1B-Instruct were not read: they are zeros" in text
     assert "not of meta-llama/Llama-3.2-1B-Instruct's own tokenizer" in text

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from gpumem.inputs import InputError
 from gpumem.units import format_bytes
 
-#: What holds our packages: a clone, or the environment that they are installed in.
-SOURCE = Path(__file__).resolve().parents[1]
+#: What holds our packages: a clone, or the environment that they are installed in. Symbolic links
+#: stay, as they do in the names of files in tracebacks.
+SOURCE = Path(__file__).absolute().parents[1]
 #: The folders of our packages: code in them is not the user's.
 PACKAGES = tuple(SOURCE / name for name in ("gpumem", "phantom_gpu", "labkit"))
 #: Where `labkit run` writes unless told otherwise.

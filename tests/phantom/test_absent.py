@@ -109,7 +109,7 @@ def test_a_hubs_name_is_enough(run):
     assert lines[-2:] == ["3", "32128 of T5"]
     text = str(verdict)
     assert "of meta-llama/Llama-3.2-1B-Instruct were not read: they are zeros" in text
-    assert "not of meta-llama/Llama-3.2-1B-Instruct's own tokenizer" in text
+    assert "not of meta-llama/Llama-3.2-1B-Instruct, t5's own tokenizer" in text
 
 
 @pytest.mark.parametrize(

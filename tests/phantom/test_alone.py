@@ -43,7 +43,7 @@ def python(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (("--gpu", "t4"), 0, "Made of    weights 16.2 KiB"),
+        (("--gpu", "t4"), 0, "workspaces 16.2 MiB"),
         (("--html", "x.html"), 2, "which is missing: pip install"),
     ],
 )
@@ -59,6 +59,7 @@ def test_a_plain_script_needs_no_other_package(python, tmp_path, options, code, 
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
+    assert "known_values.py" not in done.stdout  # which is no line of the program's, nor of torch's
 
 
 def test_gpumem_and_an_estimate_load_nothing_of_jupyter(tmp_path):

@@ -48,7 +48,6 @@ FLOP_FORMULAS = {
     **flop_registry,
     _aten.addmm_: flop_registry[_aten.addmm],
     _aten.baddbmm_: flop_registry[_aten.baddbmm],
-    _aten._grouped_mm: lambda a, b, *_, **__: 2 * a.numel() * b.shape[-1],
     _aten._scaled_dot_product_flash_attention: _attention_flops,
     _aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,
     _aten._scaled_dot_product_cudnn_attention: _attention_flops,
@@ -56,6 +55,8 @@ FLOP_FORMULAS = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
+if hasattr(_aten, "_grouped_mm"):  # 2.7 has none
+    FLOP_FORMULAS[_aten._grouped_mm] = lambda a, b, *_, **__: 2 * a.numel() * b.shape[-1]
 
 
 def flops_of(func: Any, args: tuple, kwargs: dict, out: Any) -> int:

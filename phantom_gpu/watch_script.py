@@ -10,6 +10,7 @@ caller. Of a backward pass, what one module computes is seen where its output's 
 """
 
 import atexit
+import bisect
 import ctypes
 import faulthandler
 import gc
@@ -54,6 +55,7 @@ from phantom_gpu.allocator_history import (
     KEPT_STEPS,
     Addresses,
     Block,
+    Entry,
     Found,
     History,
     Mark,
@@ -90,7 +92,8 @@ _RECORD = _memory._record_memory_history
 _SKIPS = "skip_actions" in inspect.signature(_RECORD).parameters
 _UNREAD = {"skip_actions": ["free_requested"]} if _SKIPS else {}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_set_metadata = torch._C._cuda_setMemoryMetadata
+#: None where PyTorch cannot, as 2.7.
+_set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,27 @@ class Orders:
     steps: int = 0
     snapshot: str = ""
     record: bool = False
+
+
+class _Notes:
+    """What is told to the allocator's record where PyTorch cannot attach it: entries get it by the
+    time at which they were written."""
+
+    def __init__(self) -> None:
+        self._times, self._texts = [0], [""]
+
+    def write(self, text: str) -> None:
+        self._times.append(time.time_ns() // 1000)
+        self._texts.append(text)
+
+    def attach(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            place = bisect.bisect_right(self._times, entry["time_us"])
+            entry["user_metadata"] = self._texts[place - 1]
+
+    def forget(self) -> None:
+        """Forget what only entries of the past could need."""
+        del self._times[:-1], self._texts[:-1]
 
 
 class _Thread(threading.local):
@@ -131,6 +155,8 @@ class Watch:
         self.ended, self.error, self.error_stack = "", "", []
         self.faults: list[str] = []
         self._thread = _Thread()
+        self._notes = _Notes()
+        self._write_tag = _set_metadata or self._notes.write
         self._model, self._passes, self._order = "", 0, 0  # as in `Tag`
         self._forward = Phase.FORWARD  # or what such a pass is for
         self._trained: weakref.WeakSet = weakref.WeakSet()  # models that ran in training mode
@@ -192,8 +218,11 @@ class Watch:
 
     def _record(self) -> None:
         """Begin PyTorch's record, or begin it anew."""
-        options = {} if self.keeps_record else _UNREAD
-        _RECORD("all", "alloc", "python", clear_history=not self.keeps_record, **options)
+        if self.keeps_record:
+            _RECORD("all", "alloc", "python")
+            return
+        _RECORD(None)  # which clears it: 2.7 has no option to do so
+        _RECORD("all", "alloc", "python", **_UNREAD)
 
     def _recorded_by_user(self, *_: Any, **__: Any) -> None:
         self.keeps_record = True  # the program wants to read it
@@ -212,7 +241,7 @@ class Watch:
     def _tell(self, phase: Phase, path: str, line: str, recomputing: bool = False) -> None:
         where = (self._model, self._passes, self._order)
         self._thread.tag = Tag(self._step, phase, path, line, recomputing, *where)
-        _set_metadata(self._thread.tag.written())
+        self._write_tag(self._thread.tag.written())
 
     @property
     def _step(self) -> int:
@@ -357,7 +386,7 @@ class Watch:
         self._marks.append(Mark(self._order, addresses))
         tag = self._thread.tag or Tag(self._step, self.phase)
         self._thread.tag = tag._replace(order=self._order)
-        _set_metadata(self._thread.tag.written())
+        self._write_tag(self._thread.tag.written())
 
     @guarded
     def _result(self, out: Any, from_host: bool) -> None:
@@ -440,10 +469,14 @@ class Watch:
             history = self.histories.get(device)
             if history is None:
                 history = self.histories[device] = History(workspace_bytes=_workspace_bytes(device))
-            history.read(entries[self._entries_read[device] :], self.steps + 1, marks)
+            new = entries[self._entries_read[device] :]
+            if _set_metadata is None:
+                self._notes.attach(new)
+            history.read(new, self.steps + 1, marks)
             history.classify(addresses)
             self._entries_read[device] = len(entries) if self.keeps_record else 0
             self._look(device)
+        self._notes.forget()
 
     @guarded
     def _look(self, device: int) -> None:

@@ -76,6 +76,12 @@ def after_files(module: Any) -> None:
             f"{name} is not on this machine: its architecture is that of labkit's table, its "
             "weights are zeros",
         )
+        from transformers.models.auto import modeling_auto as auto
+
+        kind = config["model_type"]
+        trained_as = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)  # TRL looks it up
+        trained_as = trained_as or auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
+        config["architectures"] = [trained_as]
         path = Path(json.loads(os.environ[WATCH_VARIABLE])["folder"], "hub", name, "config.json")
         write_atomic(path, json.dumps(config))
         return [str(path)]

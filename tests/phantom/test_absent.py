@@ -86,6 +86,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
 name = "meta-llama/Llama-3.2-1B-Instruct"
 model = AutoModelForCausalLM.from_pretrained(name, device_map="cuda")
+assert model.config.architectures == ["LlamaForCausalLM"]  # TRL asks for it
 tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
 rows = tokenizer(["A long line of text.", "Short."], padding=True, return_tensors="pt").to("cuda")
 print(len(tokenizer), tokenizer.eos_token_id, tokenizer.decode(rows["input_ids"][0]))

@@ -91,6 +91,12 @@ def of_a_dtensor():
     return tensor.full_tensor().tolist(), tensor.sum().full_tensor().item()
 
 
+def attention_of_dtensors():
+    mesh = init_device_mesh("cuda", (2,))
+    heads = distribute_tensor(torch.ones(1, 4, 16, 32), mesh, [Shard(1)])
+    return list(torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).shape)
+
+
 mine = {"rank": rank, "text": "a" * 10 * (rank + 1)}
 theirs = [{"rank": 0, "text": "a" * 10}, {"rank": 1, "text": "a" * 20}]
 uneven = ([1, 2], [1, 2]) if rank == 0 else ([2, 1], [2, 1])
@@ -126,6 +132,7 @@ cases = [  # what a call gave, and what it gives on rank 0 and on rank 1
     (object_from_0(dist.broadcast_object_list) if rank else
      dist.broadcast_object_list([mine], src=0), None, theirs[0]),
     (object_from_0(dist.scatter_object_list, ["a", "b"] if rank == 0 else None), "a", "b"),
+    (attention_of_dtensors(), [1, 4, 16, 32], [1, 4, 16, 32]),
     (of_a_dtensor(), ([0, 1, 2, 3], 6), ([0, 1, 2, 3], 6)),
 ]
 for number, (found, *right) in enumerate(cases):

@@ -4,9 +4,10 @@ Each rank puts what it sends into the store of its process group. What the other
 looked up when the program reads it, so that no rank waits earlier than it would on real GPUs.
 """
 
+import base64
 import ctypes
 import functools
-import pickle
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ class Exchange:
         key = f"phantom-{call.pair}-{self._calls[counted]}"
         rank = call.group.rank()
         sends = call.pair[0] == rank if call.pair else rank in call.senders
-        message = pickle.dumps(([None if v is None else _packed(v) for v in values], assumed))
+        message = json.dumps([[None if v is None else _packed(v) for v in values], assumed])
         if sends and backend != "fake":
             store.set(f"{key}-{rank}", message)
 
@@ -204,7 +205,7 @@ class Exchange:
             for sender in call.senders:
                 # A fake group has one process, which stands for all ranks.
                 sent = message if backend == "fake" else store.get(f"{key}-{sender}")
-                packed, theirs = pickle.loads(sent)
+                packed, theirs = json.loads(sent)
                 received[sender] = [None if each is None else _unpacked(each) for each in packed]
                 some_assumed |= theirs
             return call.combine(received), some_assumed
@@ -212,13 +213,19 @@ class Exchange:
         return arrived
 
 
-def _packed(value: torch.Tensor) -> tuple[bytes, torch.dtype, torch.Size]:
+def _packed(value: torch.Tensor) -> tuple[str, list[int], str]:
     flat = value.contiguous()
-    return ctypes.string_at(flat.data_ptr(), flat.nbytes), value.dtype, value.shape
+    data = ctypes.string_at(flat.data_ptr(), flat.nbytes)
+    return (
+        str(value.dtype).removeprefix("torch."),
+        list(value.shape),
+        base64.b64encode(data).decode(),
+    )
 
 
-def _unpacked(message: tuple[bytes, torch.dtype, torch.Size]) -> torch.Tensor:
-    data, dtype, shape = message
+def _unpacked(message: tuple[str, list[int], str]) -> torch.Tensor:
+    dtype, shape, data = message
+    dtype = getattr(torch, dtype)
     if not data:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    return torch.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype).reshape(shape)

@@ -823,8 +823,8 @@ def _unsized_workspaces() -> list[str]:
 
 
 def _pinned_bytes() -> int:
-    if not torch.cuda.is_initialized():
-        return 0
+    if not torch.cuda.is_initialized() or not hasattr(torch.cuda, "host_memory_stats"):
+        return 0  # 2.6 does not say
     return torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
 
 

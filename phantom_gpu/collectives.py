@@ -9,11 +9,13 @@ import ctypes
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from gpumem.costs import tensors_in
 
 #: Tensors with more elements are not handed on: each message stays in the memory of rank 0.
 MOST_SENT = 1 << 16
@@ -78,7 +80,7 @@ def describe(func: Any, args: tuple, kwargs: dict, out: Any) -> Collective | Non
         given, "output_tensors", "output_lists", "output_tensor", "outputs", "output", "out"
     )
     if func.namespace == "_c10d_functional":
-        targets = list(_leaves(out))
+        targets = list(tensors_in(out))
     root = given.get("root_rank", given.get("src"))
     kind = name.strip("_").replace("_coalesced", "").replace("_tensor", "").removesuffix("_out")
 
@@ -104,15 +106,13 @@ def describe(func: Any, args: tuple, kwargs: dict, out: Any) -> Collective | Non
                     for each in zip(*values, strict=True)
                 ]
             )
-        case "allgather" if name == "allgather_coalesced_":
-            return collective(lambda values: [value for each in values for value in each])
         case "allgather" if name == "allgather_":
             return collective(
                 lambda values: [value for each in zip(*values, strict=True) for value in each]
             )
         case "allgather_base" | "allgather_into" | "all_gather_into":
             return collective(lambda values: [_joined(each) for each in zip(*values, strict=True)])
-        case "gather":
+        case "allgather" | "gather":
             return collective(lambda values: [value for each in values for value in each])
         case "broadcast":
             others = [] if rank == root else sent
@@ -140,15 +140,7 @@ def describe(func: Any, args: tuple, kwargs: dict, out: Any) -> Collective | Non
 
 
 def _given(given: dict, *names: str) -> list[torch.Tensor]:
-    return list(_leaves([given[name] for name in names if name in given]))
-
-
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _leaves(each)
+    return list(tensors_in([given[name] for name in names if name in given]))
 
 
 def _reduced(named: Any, values: Iterable[torch.Tensor | None]) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ that Python code starts itself does is not followed.
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from gpumem.costs import tensors_in
 from gpumem.gradient_sums import as_without_mode
 from phantom_gpu import collectives
 from phantom_gpu.guarded import guarded
@@ -150,13 +151,15 @@ class KnownValues(TorchDispatchMode):
             and func._schema.name not in MOVES_NOTHING
         ):
             out = func(*args, **kwargs)
-            self._collective(func, args, kwargs, out)
+            if not self._handed_on(func, args, kwargs, out):
+                for tensor in tensors_in((args, kwargs)):
+                    self._drop(tensor)
             return out
         if func is aten.lift_fresh.default:
             out = func(*args)
             self._lifted(out)
             return out
-        tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        tensors = list(tensors_in((args, kwargs)))
         if not any(tensor.is_cuda for tensor in tensors):
             out = func(*args, **kwargs)
             note = self._moved if tensors else self._factory
@@ -169,7 +172,7 @@ class KnownValues(TorchDispatchMode):
                 self.on_unknown(tensor)
         if func in TAKE_MASKS:
             args = self._places(args) or args
-            tensors = list(_tensors(args))
+            tensors = list(tensors_in(args))
         known = all(map(_knowable, tensors)) and all(self.twin(t) is not None for t in tensors)
         if func.overloadpacket in OF_UNKNOWN and any(map(self._assumed, tensors)):
             known = False
@@ -280,7 +283,7 @@ class KnownValues(TorchDispatchMode):
         """Take a tensor that is about to be overwritten as zeros, if it is all of its storage."""
         if not tensor.is_cuda or not _is_whole(tensor) or self.twin(tensor) is not None:
             return
-        known = all(self.twin(source) is not None for source in _tensors(sources))
+        known = all(self.twin(source) is not None for source in tensors_in(sources))
         if _followed(tensor) or (known and _knowable(tensor)):
             self.remember(tensor)
 
@@ -308,8 +311,8 @@ class KnownValues(TorchDispatchMode):
     @guarded
     def _moved(self, func, args, kwargs, out) -> None:
         """Remember what an operation on tensors of the CPU put on a GPU: a copy, for example."""
-        tensors = [*_tensors(args), *_tensors(kwargs.values())]
-        made = [each for each in _tensors(tree_flatten(out)[0]) if each.is_cuda]
+        tensors = list(tensors_in((args, kwargs)))
+        made = [each for each in tensors_in(out) if each.is_cuda]
         if any(map(_knowable, made)) and all(map(_knowable, tensors)):
             self._follow(func, args, kwargs, out)
 
@@ -352,7 +355,7 @@ class KnownValues(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in func.tags
         if not any(isinstance(made, torch.Tensor) and _counts(made, random) for made in flat):
             return
-        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        tensors = list(tensors_in((args, kwargs)))
         values: list[Any] = [None] * len(flat)
         filled = OF_UNKNOWN.get(func.overloadpacket)
         if func in OF_UNKNOWN_FLOATS and args[0].is_floating_point():
@@ -417,7 +420,7 @@ class KnownValues(TorchDispatchMode):
         values = [args[n] if n < len(args) else kwargs.get(name) for n, name in names]
         return {
             tensor.untyped_storage()._cdata
-            for tensor in _tensors(values)
+            for tensor in tensors_in(values)
             if tensor.is_cuda and type(tensor) in PLAIN
         }
 
@@ -434,15 +437,14 @@ class KnownValues(TorchDispatchMode):
         return (args[0], indices, *args[2:])
 
     @guarded
-    def _collective(self, func, args, kwargs, out) -> None:
-        """Send what is known, and have what arrives be looked up once it is read."""
+    def _handed_on(self, func, args, kwargs, out) -> bool:
+        """Send what is known, and have what arrives be looked up once it is read; return False if
+        nobody knows what the collective does. What it may have written is unknown then."""
         call = collectives.describe(func, args, kwargs, out)
-        if call is None:  # one that is not described: what it may have written is unknown
-            for tensor in _tensors([args, list(kwargs.values())]):
-                self._drop(tensor)
-            return
+        if call is None:
+            return False
         if not any(tensor.is_cuda for tensor in [*call.sent, *call.targets]):
-            return
+            return True
         arrived = None
         if call.has_message:
             sent = [each if collectives.is_sent(each) else None for each in call.sent]
@@ -450,6 +452,7 @@ class KnownValues(TorchDispatchMode):
             arrived = self._exchange.post(call, values, any(map(self._assumed, call.sent)))
         for place, target in enumerate(call.targets):
             self._receive(target, arrived, place)
+        return True
 
     def _receive(self, target: torch.Tensor, arrived: Any, place: int) -> None:
         if arrived is None or not _knowable(target) or not collectives.is_sent(target):
@@ -527,14 +530,6 @@ def _counts(tensor: torch.Tensor, random: bool) -> bool:
     if not tensor.is_cuda or not _followed(tensor) or (random and tensor.dtype is torch.bool):
         return False
     return _is_whole(tensor)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _view(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:

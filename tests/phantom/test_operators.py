@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 import labkit as lab
+from gpumem.files import SOURCE
 from gpumem.hardware import cuda
+from phantom_gpu.known_values import MOST_KNOWN_FLOATS
 
 B, T, C = 8, 128, 256
 
@@ -268,8 +270,8 @@ def all_is_imported():
     gc.unfreeze()
 
 
-#: What a simulation takes for more than it is, or for less: PyTorch's meta functions do not tell
-#: what these kernels allocate inside. It is to be shorter.
+#: Operators whose simulated peak is higher than the phantom's, or lower: PyTorch's meta functions
+#: do not tell what these kernels allocate inside. A shorter list is better.
 SIMULATED_MORE = {
     *("prod", "max", "min", "logsigmoid", "prod of a dimension", "cumprod", "quantile", "renorm"),
     *("bce_logits", "bce_pos_weight", "rms_norm", "vmap", "lstm_cell"),
@@ -282,6 +284,12 @@ SIMULATED_LESS = {
 }
 #: Here the mode makes two or three requests less, of the same bytes at the peak.
 FEWER_REQUESTS = {"prod", "logcumsumexp"}
+
+
+def test_the_guide_counts_them():
+    guide = (SOURCE / "docs" / "PHANTOM.md").read_text(encoding="utf-8")
+    assert f"{len(OPERATORS)} operators forward and backward" in guide
+    assert f"up to {MOST_KNOWN_FLOATS:,} numbers" in guide
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -3,11 +3,12 @@
 Programs read small tensors to decide what to do: is the mask all true, how many tokens are there,
 at which places. `KnownValues` keeps a copy on the CPU, the twin, of each small whole-number or
 boolean tensor, and of floating-point tensors: of those that came from the host or from constants
-up to 65,536 elements, trainable ones left out, else of a few. It does every operation on known
-inputs a second time on the twins, and answers from them. What is computed from unknown values,
-losses for example, is unknown, and reads as zero. Small results of unknown values are those of
-zeros, so that a program which decides by them goes one way: the largest logit is the first, and
-losses and gradients are finite.
+up to 65,536 elements, trainable ones left out, of what is computed from these up to two million,
+else of a few. It does every operation on known inputs a second time on the twins, and answers from
+them. What is computed from unknown values, losses for example, is unknown, and reads as zero. Small
+results of unknown values are those of zeros, so that a program which decides by them goes one way:
+the largest logit is the first, and losses and gradients are finite. A mask that unknown numbers
+decide chooses everything, since that takes the most memory.
 
 Limits: twins belong to whole storages, so that views and writes through them agree. What a thread
 that Python code starts itself does is not followed.
@@ -21,6 +22,8 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -30,10 +33,12 @@ from gpumem.gradient_sums import as_without_mode
 from phantom_gpu import collectives
 from phantom_gpu.guarded import guarded
 
-MOST_ELEMENTS = 1 << 20
+MOST_ELEMENTS = 1 << 21
 MOST_FLOATS = 16
-#: Boxes, anchors and schedules are read; what is larger is a batch or a weight.
+#: Boxes and schedules are read; what is larger is a batch or a weight.
 MOST_KNOWN_FLOATS = 1 << 16
+#: What is computed from known values alone: the anchors of an image, and how well each fits a box.
+MOST_COMPUTED_FLOATS = 1 << 21
 #: An operation on more unknown values than this is not done on zeros: its result is taken as zeros.
 MOST_ZEROS = 1 << 20
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -44,7 +49,6 @@ _new = aten.empty.memory_format
 #: Shapes of their results depend on values, so the result is made from the twin's.
 SHAPED_BY_VALUES = {
     aten.nonzero.default,
-    aten.masked_select.default,
     aten._unique2.default,
     aten.unique_dim.default,
     aten.unique_consecutive.default,
@@ -59,6 +63,8 @@ TAKE_MASKS = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
+#: Of those that shape their result by values: an unknown mask is taken to choose everything.
+SELECTS = {aten.nonzero.default, aten.index.Tensor}
 #: They write all of their first argument and read nothing of it.
 OVERWRITES = {
     aten.copy_.default,
@@ -89,12 +95,16 @@ SETS_STORAGE = {getattr(aten.set_, name) for name in aten.set_.overloads()}
 #: What they say of unknown values: nothing is wrong with these, and no number is exactly another.
 OF_UNKNOWN = {aten.all: True, aten.any: False}
 OF_UNKNOWN_FLOATS = {aten.eq.Scalar: False, aten.ne.Scalar: True}
+#: Their masks choose everything: boxes that are large enough, scores that are high enough.
+THRESHOLDS = {aten.ge, aten.gt, aten.le, aten.lt}
 #: Of a loss scaler: divides gradients, and notes in its second argument if one is not finite.
 CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
 class KnownValues(TorchDispatchMode):
     """Follow small tensors while it is active; see the module."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,9 +130,11 @@ class KnownValues(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor, say: the operations on its parts come here
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs)
         func = as_without_mode(func, args)
-        # Outside of inference mode autograd has taken it apart before.
-        if torch.is_inference_mode_enabled() and _is_composite(func):
+        # Autograd has taken it apart before, but in inference mode and in higher-order operators.
+        if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         out = self._run(func, args, kwargs)
@@ -167,13 +179,21 @@ class KnownValues(TorchDispatchMode):
             return out
         if func in OVERWRITES:
             self._begin(*args)
+        if func is aten.masked_select.default:  # it is an index by the mask, once both have a shape
+            func, args = aten.index.Tensor, _masked(*args)
         for tensor in _deciding(func, args, kwargs):
             if self.twin(tensor) is None or self._assumed(tensor):
                 self.on_unknown(tensor)
+            if func in SELECTS and tensor.dtype is torch.bool and self.twin(tensor) is None:
+                self._choose_all(tensor)
         if func in TAKE_MASKS:
             args = self._places(args) or args
             tensors = list(tensors_in(args))
-        known = all(map(_knowable, tensors)) and all(self.twin(t) is not None for t in tensors)
+        known = all(
+            (func in SELECTS or _knowable(each, MOST_COMPUTED_FLOATS))
+            and self.twin(each) is not None
+            for each in tensors
+        )
         if func.overloadpacket in OF_UNKNOWN and any(map(self._assumed, tensors)):
             known = False
         if not known or torch.Tag.nondeterministic_seeded in func.tags:
@@ -197,6 +217,17 @@ class KnownValues(TorchDispatchMode):
         out = func(*args, **kwargs)
         self._follow(func, args, kwargs, out, assumed)
         return out
+
+    def _run_higher_order(self, func, args, kwargs):
+        """Run an operator that calls others: a condition, a random one of a DTensor, attention."""
+        if func is torch.ops.higher_order.cond:
+            predicate, if_true, if_false, operands = args
+            with self:
+                return (if_true if predicate else if_false)(*operands)
+        if DispatchKey.CUDA in func.py_kernels:
+            with self:
+                return func.py_kernels[DispatchKey.CUDA](*args, **kwargs)
+        return func(*args, **kwargs)
 
     def _compared(self, func, args, kwargs) -> bool:
         on_gpu = func(*args, **kwargs)  # for what it allocates
@@ -325,6 +356,11 @@ class KnownValues(TorchDispatchMode):
                 value = torch.frombuffer(bytearray(data), dtype=out.dtype)
                 self.remember(out, value.reshape(out.shape))
 
+    @guarded
+    def _choose_all(self, mask: torch.Tensor) -> None:
+        """Take a mask that nobody knows as all true, since that takes the most memory."""
+        self.remember(mask, torch.ones_like(mask, device="cpu"), assumed=True)
+
     # --- operations ------------------------------------------------------------------------------
 
     def _on_twins(self, func, args, kwargs, zeros: bool = False) -> Any:
@@ -360,6 +396,8 @@ class KnownValues(TorchDispatchMode):
         filled = OF_UNKNOWN.get(func.overloadpacket)
         if func in OF_UNKNOWN_FLOATS and args[0].is_floating_point():
             filled = OF_UNKNOWN_FLOATS[func]
+        if func.overloadpacket in THRESHOLDS and args[0].is_floating_point() and out.numel() > 1:
+            filled = True
         few = sum(tensor.numel() for tensor in tensors) <= MOST_ZEROS
         if few and not random and filled is None:
             with suppress(RuntimeError):  # the CPU has no such operator, or zeros will not do
@@ -394,7 +432,7 @@ class KnownValues(TorchDispatchMode):
                     made.copy_(value)
                 if assumed:
                     self.on_unknown(made)
-            elif _knowable(made) and self.twin(made) is None:
+            elif _knowable(made, MOST_COMPUTED_FLOATS) and self.twin(made) is None:
                 self.remember(made, value, assumed)
         if assumed:
             for key in self._written_by(func, args, kwargs) & self._twins.keys():
@@ -502,7 +540,13 @@ def _deciding(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
         return list(filter(_is_mask, args[1]))
     if func not in SHAPED_BY_VALUES or kwargs.get("output_size") is not None:
         return []
-    return [args[1] if func is aten.masked_select.default else args[0]]
+    return [args[0]]
+
+
+def _masked(tensor: torch.Tensor, mask: torch.Tensor) -> tuple:
+    """Return the arguments of the index that selects what a mask of another shape does."""
+    tensor, mask = torch.broadcast_tensors(tensor, mask)
+    return tensor, [mask]
 
 
 def _followed(tensor: torch.Tensor) -> bool:
@@ -512,11 +556,11 @@ def _followed(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (MOST_FLOATS if small else MOST_ELEMENTS)
 
 
-def _knowable(tensor: torch.Tensor) -> bool:
+def _knowable(tensor: torch.Tensor, most_floats: int = MOST_KNOWN_FLOATS) -> bool:
     """Return whether the values of a tensor are followed once they are known."""
     if _followed(tensor):
         return True
-    few = type(tensor) in PLAIN and tensor.numel() <= MOST_KNOWN_FLOATS
+    few = type(tensor) in PLAIN and tensor.numel() <= most_floats
     return few and not tensor.requires_grad
 
 

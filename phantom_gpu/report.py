@@ -256,7 +256,7 @@ class FitReport:
         if answer.unknown:
             headings = ("times", "value", "line")
             rows = [(f"{u.times}", u.what, self.line(u.line)) for u in answer.unknown[:most]]
-            title = "Values that the script read and nobody computed: they read as 0"
+            title = "Values that the script read and nobody computed: 0, or all that a mask chooses"
             found.append(Section(title, headings=headings, rows=rows))
         if faults := sorted({fault for each in self.answers for fault in each.faults}):
             lines = [

@@ -36,6 +36,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -322,6 +324,8 @@ class Watch:
         return self._names[id(module)][1]
 
     def _backward(self, run: Any, *arguments: Any, **options: Any) -> Any:
+        if detect_fake_mode(arguments[:1]):  # a compiler traces a backward pass
+            return run(*arguments, **options)
         self._before_backward(sys._getframe(1), arguments[:1])
         try:
             return run(*arguments, **options)
@@ -773,7 +777,8 @@ def _addresses_of(tensors: Iterable[Any]) -> Iterator[int]:
         if tensor is None:
             continue
         for part in [tensor] if type(tensor) in _PLAIN else plain_tensors(tensor):
-            real = part.is_cuda and not isinstance(part, FakeTensor)
+            traced = isinstance(part, FakeTensor) or is_functorch_wrapped_tensor(part)
+            real = part.is_cuda and not traced
             if real and part.layout is torch.strided:
                 yield part.untyped_storage().data_ptr()
 

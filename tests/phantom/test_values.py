@@ -97,6 +97,29 @@ def one_hot_and_scatter(device):
     return F.one_hot(x), counts, x.sort(), torch.isin(x, torch.tensor([0, 2], device=device))
 
 
+def selected(device):
+    x = torch.randn(4, 3, device=device)
+    mask = torch.tensor([True, False, True], device=device)
+    of_rows = torch.arange(8, device=device).view(4, 2)[:, :1] > 2
+    return [list(x.masked_select(each).shape) for each in (mask, of_rows)], x.new_ones(3)[mask]
+
+
+def anchors(device):
+    """Return what a detector decides by the overlap of a grid with boxes of the host."""
+    side = 300
+    steps = torch.arange(side, device=device, dtype=torch.float32)
+    corners = torch.stack(torch.meshgrid(steps, steps, indexing="ij"), -1).view(-1, 2)
+    box = torch.tensor([[10.0, 20.0, 60.0, 70.0]]).to(device)
+    inside = ((corners >= box[:, :2]) & (corners <= box[:, 2:])).all(1)
+    return inside.sum(), corners[inside].amax(0), inside.nonzero()[:3]
+
+
+def conditions(device):
+    x = torch.tensor(3, device=device)
+    branches = (lambda x: x * 2, lambda x: x + 1, (x,))
+    return torch.cond(x > 2, *branches), torch.cond(x > 9, *branches)
+
+
 def masked_gradients(device):
     x = torch.zeros(4, 2, device=device, requires_grad=True)
     mask = torch.tensor([True, False, True, True], device=device)
@@ -122,6 +145,9 @@ def masked_gradients(device):
         resized,
         packing,
         one_hot_and_scatter,
+        selected,
+        anchors,
+        conditions,
         masked_gradients,
     ],
 )
@@ -137,6 +163,18 @@ def test_what_is_known_is_as_on_the_cpu(of, mode):
             assert torch.equal(found.cpu(), right)
         else:
             assert found == right
+
+
+def test_an_unknown_mask_chooses_everything():
+    x = torch.randn(8, 100, device="cuda")
+    assert x[x > 0].shape == x.masked_select(x <= 0.5).shape == (800,)
+    assert (x.abs() >= 1e-3).nonzero().shape == (800, 2)
+    large = torch.randn(3000, 1000, device="cuda")
+    assert torch.where(large > 0)[0].shape == (3_000_000,)
+    kept = torch.zeros(50, dtype=torch.bool, device="cuda")
+    kept[x[0].argsort()[:50]] = True
+    assert kept.nonzero().shape == (50, 1)
+    assert not (x[0, 0] > 0)  # what is read as one value is zero
 
 
 READS = {
@@ -221,7 +259,7 @@ def predictions():
 
 def comparisons():
     x = torch.randn(1000, device="cuda")
-    zero = torch.zeros(1 << 21, dtype=torch.int64, device="cuda") * 2  # unknown, since it is large
+    zero = torch.zeros(1 << 22, dtype=torch.int64, device="cuda") * 2  # unknown, since it is large
     none = (x == 0).any() or (x <= 0).any() or x.isnan().any() or x.isinf().any()
     every = (x != 0).all() and (x > 0).all() and x.isfinite().all()
     return not none and every and (zero.min() == 0).item() and not len((x == 0).nonzero())
@@ -282,3 +320,17 @@ def test_fake_tensors_and_the_tracker_work_beside_it():
         x = torch.zeros(1000, dtype=torch.int64, device="cuda")
         assert x.sum().item() == 0
     assert tracker.trace().peak().total_bytes == 8008
+
+
+def test_a_tensor_in_parts_draws_random_numbers():
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = torch.distributed.init_device_mesh("cuda", (2,))
+        weight = distribute_tensor(torch.zeros(8, 4, device="cuda"), mesh, [Shard(0)])
+        torch.nn.init.trunc_normal_(weight)
+        assert "unknown" in repr(weight.to_local())
+    finally:
+        torch.distributed.destroy_process_group()

@@ -274,7 +274,7 @@ def test_a_fault_of_ours_neither_ends_a_run_nor_hides_its_answer(run):
     assert answer.gpus[0].peak_reserved_bytes >= reserved
     assert answer.gpus[0].peak_allocated_bytes >= allocated
     hooks = {fault.partition(":")[0] for fault in answer.faults if "injected" in fault}
-    assert {"look", "_before_forward", "_before_step", "_follow", "twin"} <= hooks
+    assert {"look", "_before_forward", "_before_step", "_note_result", "_follow", "twin"} <= hooks
     assert "Errors inside labkit" in str(verdict)
 
 

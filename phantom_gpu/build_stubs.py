@@ -79,7 +79,6 @@ SIZES = {
     r"cusparseLtMatmulGetWorkspace": ("size_t", 2),
     r"cufftXtMakePlanMany": ("size_t", 12),
     r"cudnnDropoutGetStatesSize": ("size_t", 1),
-    r"cudnnGetConvolution(?:Forward|BackwardData|BackwardFilter)WorkspaceSize": ("size_t", 6),
     r"cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize": ("size_t", 8),
     r"cudnnGetBatchNormalizationBackwardExWorkspaceSize": ("size_t", 10),
     r"cudnnGetBatchNormalizationTrainingExReserveSpaceSize": ("size_t", 5),
@@ -286,8 +285,12 @@ def _stub(name: str) -> str:
                 f"void phantom_unsized(const char *); "
                 f"int {name}({parameters}) {{ {written} {said} return 0; }}"
             )
-    if re.search(r"bufferSize|WorkspaceSize|SpaceSize|MakePlan|workEstimation|GetWorkspace", name):
-        return f"int {name}(void) {{ return 7; }}"  # a newer one: an error, not a size by chance
+    if re.search(
+        r"bufferSize|WorkspaceSize|SpaceSize|MakePlan|workEstimation|GetWorkspace"
+        r"|Convolution\w*Algorithm",  # of an API that only TORCH_CUDNN_V8_API_DISABLED chooses
+        name,
+    ):
+        return f"int {name}(void) {{ return 7; }}"  # an error, not a size by chance
     creates = re.search(r"Create|ModuleLoad|GetFunction|CommInit|CommSplit", name)
     hands_out = "*made = calloc(1, 256); " if creates and "Backend" not in name else ""
     return f"int {name}(void **made) {{ {hands_out}return 0; }}"

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +36,12 @@ SHARED_KIB = {
 }
 
 
-def environment(
-    gpu: Gpu, count: int = 1, *, base: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the environment of a process that finds ``count`` GPUs like ``gpu``.
+def environment(gpu: Gpu, count: int = 1) -> dict[str, str]:
+    """Return this process's environment, extended for one that finds ``count`` GPUs like ``gpu``.
 
     Args:
         gpu: of the catalogue, made by NVIDIA.
         count: how many, 1 to 16.
-        base: the environment to extend; by default this process's.
 
     Raises:
         InputError: the GPU is not NVIDIA's, the count is out of range, this interpreter's torch is
@@ -56,7 +52,6 @@ def environment(
     if not 1 <= count <= MOST_GPUS:
         raise InputError(f"a phantom machine has 1 to {MOST_GPUS} GPUs, not {count}")
     libraries = stub_libraries(find_wheel())
-    base = dict(os.environ if base is None else base)
     fields = (  # read in this order by native/cuda.cpp
         gpu.name,
         *gpu.compute_capability,
@@ -66,9 +61,9 @@ def environment(
         gpu.context_bytes,
         count,
     )
-    preload = [*map(str, libraries), *base.get("LD_PRELOAD", "").split(":")]
-    paths = [str(STARTUP), *base.get("PYTHONPATH", "").split(os.pathsep)]
-    return base | {
+    preload = [*map(str, libraries), *os.environ.get("LD_PRELOAD", "").split(":")]
+    paths = [str(STARTUP), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return dict(os.environ) | {
         PHANTOM_VARIABLE: ";".join(map(str, fields)),
         "LD_PRELOAD": ":".join(filter(None, preload)),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -111,5 +106,5 @@ def begin(torch: Any) -> None:
 
         watch = Watch(Orders(**json.loads(orders)))
         known.on_unknown, known.note_fault = watch.read_unknown, watch.note_fault
-        known.on_operator = watch.counted.count
+        known.on_operator = watch.on_operator
         watch.begin()

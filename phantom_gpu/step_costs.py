@@ -8,7 +8,6 @@ kernel moves in its forward pass.
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,19 +16,21 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from gpumem.costs import COLLECTIVES, COUNTED, flops_of, moved_bytes, sent_bytes, tensors_in
 from phantom_gpu.report_records import StepWork
 
-aten = torch.ops.aten
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 OTHER = "other"  # 8-bit numbers, for one
 
 
+def copied_tensor(func: Any, args: tuple) -> torch.Tensor | None:
+    """Return what a call of an operator copies, perhaps between devices; None if it is no copy."""
+    if func is torch.ops.aten.copy_.default:
+        return args[1]
+    return args[0] if func is torch.ops.aten._to_copy.default else None
+
+
 class Counted:
-    """What was counted up to the ends of the first and the last step, and up to now.
+    """What was counted up to the ends of the first and the last step, and up to now."""
 
-    ``on_result`` is told each operator's result on a GPU, and whether it was copied from the host.
-    """
-
-    def __init__(self, on_result: Callable[[Any, bool], None]) -> None:
-        self._on_result = on_result
+    def __init__(self) -> None:
         self._now: Counter[str] = Counter()
         self._failed = False
         self._at_ends: list[Counter[str]] = []
@@ -56,13 +57,8 @@ class Counted:
         tensors = list(tensors_in((args, out)))
         if not any(tensor.is_cuda for tensor in tensors):
             return
-        source = out
-        if func in (aten.copy_.default, aten._to_copy.default):
-            source = args[1] if func is aten.copy_.default else args[0]
-        copies = source is not out
-        if copies or not func._schema.is_mutable:  # what is changed in place is known already
-            self._on_result(out, copies and not source.is_cuda)
-        if copies and source.is_cuda != out.is_cuda:
+        source = copied_tensor(func, args)
+        if source is not None and source.is_cuda != out.is_cuda:
             self._now["crossing"] += out.numel() * out.element_size()
             return
         self._now["moved"] += moved_bytes(func, args, kwargs, out)

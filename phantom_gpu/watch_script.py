@@ -49,7 +49,7 @@ from torch.optim.optimizer import (
 )
 
 from gpumem.allocator.workspaces import DEFAULT_BYTES, HOPPER_BYTES
-from gpumem.costs import plain_tensors, tensors_in, with_scales
+from gpumem.costs import COUNTED, plain_tensors, tensors_in, with_scales
 from gpumem.files import write_atomic
 from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Category, Phase
 from gpumem.units import KIB
@@ -79,7 +79,7 @@ from phantom_gpu.report_records import (
     UnknownValue,
     When,
 )
-from phantom_gpu.step_costs import Counted
+from phantom_gpu.step_costs import Counted, copied_tensor
 from phantom_gpu.suggestions import changes
 
 WRITE_SECONDS = 2.0
@@ -147,7 +147,7 @@ class Watch:
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.keeps_record = orders, bool(orders.snapshot)
-        self.steps, self.counted = 0, Counted(self._result)
+        self.steps, self.counted = 0, Counted()
         self.phase, self.backward_line = Phase.SETUP, ""
         #: Whether the program updates weights itself, without `torch.optim`; None: not known yet.
         self.updates_itself: bool | None = None
@@ -392,12 +392,22 @@ class Watch:
         self._thread.tag = tag._replace(order=self._order)
         self._write_tag(self._thread.tag.written())
 
+    def on_operator(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+        """See an operator that has run."""
+        self._note_result(func, args, out)
+        self.counted.count(func, args, kwargs, out)
+
     @guarded
-    def _result(self, out: Any, from_host: bool) -> None:
+    def _note_result(self, func: Any, args: tuple, out: Any) -> None:
         """Note the type of numbers of an operator's result, and what comes from the host outside
         modules: inputs. In backward or within a module it is something that was offloaded."""
         if self.phase is Phase.OPTIMIZER:
             return  # thousands of tensors that live for a moment
+        source = copied_tensor(func, args)
+        in_place = source is None and func._schema.is_mutable  # whose result is known already
+        if func.namespace not in COUNTED or func.is_view or in_place:
+            return
+        from_host = source is not None and not source.is_cuda
         modules = self._thread.modules
         inside = torch._C._current_graph_task_id() != -1 or (modules and modules[-1])
         category = Category.INPUTS if from_host and not inside else None

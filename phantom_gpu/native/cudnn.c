@@ -31,30 +31,3 @@ int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t 
   if (attribute == EXECUTION_PLAN_WORKSPACE_SIZE) phantom_unsized("cudnnBackendGetAttribute");
   return 0;
 }
-
-/* The API before that, which TORCH_CUDNN_V8_API_DISABLED chooses: one algorithm, and it is deterministic. */
-typedef struct {
-  int algorithm, status;
-  float milliseconds;
-  size_t workspace_bytes;
-  int deterministic, reserved[4];
-} Algorithm;
-
-static int one_algorithm(int *count, Algorithm *algorithm) {
-  *algorithm = (Algorithm){.deterministic = 1};
-  *count = 1;
-  return 0;
-}
-
-#define ALGORITHMS(of)                                                                                       \
-  int cudnnGetConvolution##of##Algorithm_v7(void *a, void *b, void *c, void *d, void *e, int room, int *count, \
-                                            Algorithm *found) {                                              \
-    return one_algorithm(count, found);                                                                      \
-  }                                                                                                          \
-  int cudnnFindConvolution##of##AlgorithmEx(void *a, void *b, void *c, void *d, void *e, void *f, void *g, void *h, \
-                                            int room, int *count, Algorithm *found) {                        \
-    return one_algorithm(count, found);                                                                      \
-  }
-ALGORITHMS(Forward)
-ALGORITHMS(BackwardData)
-ALGORITHMS(BackwardFilter)

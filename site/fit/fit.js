@@ -537,7 +537,7 @@ function noneText() {
 
 /** Show everything for the state. */
 function update(keepAddress = false) {
-  const started = performance.now(), gpu = gpuOf(state), found = judged(state);
+  const gpu = gpuOf(state), found = judged(state);
   if (!keepAddress) writeAddress();
   const notShared = "not simulated for several GPUs", ways = FIT.table.models[state.m][2];
   const fourBit = FIT.ways.some((way, i) => way.may.includes("four-bit") && ways[i]?.some(([, points]) => points.some(Boolean)));
@@ -599,7 +599,6 @@ function update(keepAddress = false) {
     showFacts(chosen);
     showWays(found, chosen);
   }
-  document.documentElement.dataset.milliseconds = (performance.now() - started).toFixed(1);
 }
 
 function start() {

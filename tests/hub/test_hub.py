@@ -5,7 +5,6 @@ The hub is that of `workshop/jupyterhub_config.py`, started and linked to as
 """
 
 import importlib.util
-import json
 import os
 import re
 import secrets
@@ -24,7 +23,6 @@ from people import Participant
 
 import labkit as lab
 from gpumem.files import cache_folder
-from labkit.course import report
 from labkit.lesson.results import RESULT_MIME, Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,17 +177,6 @@ def test_each_result_is_right_and_all_are_equal_in_bytes(works):
             [(run.peak_bytes, run.by_category, run.step_peaks_bytes) for run in result.runs]
         )
     assert found[0] == found[1] == found[2]
-
-
-def test_the_report_compares_them(works, tmp_path):
-    for work in works:
-        (tmp_path / f"{work.person.name}.json").write_text(json.dumps(work.result))
-    found = report.gather(sorted(tmp_path.iterdir()))
-    assert list(found.participants) == list(NAMES)
-    assert found.left_out == []
-    runs = Result.from_dict(works[0].result).runs
-    page = report.compare(found, tmp_path / "class.html").read_text(encoding="utf-8")
-    assert page.count("<br>equal</th>") == len(runs)
 
 
 def test_a_process_over_its_memory_is_told_so_and_goes_on(works):

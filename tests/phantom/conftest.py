@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,21 @@ def on_phantom():
         )
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return done.stderr if fails else done.stdout
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    """Run a script's text on phantom GPUs; return the verdict and what it printed."""
+    from phantom_gpu.run_script import run_program
+
+    def run(text, *arguments, gpu="rtx-4090", launch=(), **options):
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(text))
+        command = [sys.executable, *launch, str(script), *arguments]
+        verdict = run_program(command, gpu=gpu, cwd=tmp_path, **options)
+        return verdict, capfd.readouterr().out
 
     return run
 

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import subprocess
-import sys
 import venv
 from importlib.metadata import distribution
 from pathlib import Path
@@ -60,18 +59,3 @@ def test_a_plain_script_needs_no_other_package(python, tmp_path, options, code, 
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
     assert "known_values.py" not in done.stdout  # which is no line of the program's, nor of torch's
-
-
-def test_gpumem_and_an_estimate_load_nothing_of_jupyter(tmp_path):
-    """Nor what only lessons or certain recipes need."""
-    unwanted = (
-        "IPython ipywidgets jupyter_client jupyter_core matplotlib nbformat papermill pandas "
-        "datasets peft gguf bitsandbytes"
-    )
-    text = (
-        "import sys, gpumem; gpumem.simulate, gpumem.track, gpumem.advise\n"
-        "from labkit.cli.main import main\n"
-        "main(['estimate', 'SmolLM2-135M', '--gpu', 't4'])\n"
-        f"assert not set({unwanted.split()}) & set(sys.modules), sys.modules.keys()\n"
-    )
-    subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True)

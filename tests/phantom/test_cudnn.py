@@ -133,16 +133,6 @@ def test_other_functions_of_cudnn_run():
     assert cudnn.version() >= 90000
 
 
-def test_the_older_api_runs(on_phantom):
-    code = (
-        "import torch; torch.backends.cudnn.deterministic = True\n"
-        "layer = torch.nn.Conv2d(3, 8, 3).cuda()\n"
-        "for torch.backends.cudnn.benchmark in (False, True):\n"
-        "    layer(torch.ones(2, 3, 32, 32, device='cuda')).sum().backward()\n"
-    )
-    on_phantom("t4", "-c", code, TORCH_CUDNN_V8_API_DISABLED="1")
-
-
 def test_a_graph_keeps_its_pool():
     x = torch.ones(8 << 20, device="cuda")
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()

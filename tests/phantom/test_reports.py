@@ -1,13 +1,9 @@
 """The report of ``labkit phantom`` names what people know: one small script for each thing."""
 
-import sys
-import textwrap
-
 import pytest
 
 from gpumem.allocator.workspaces import DEFAULT_BYTES
 from gpumem.units import KIB, MIB
-from phantom_gpu.run_script import run_program
 
 LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")
 #: A copy of a model, a part that never runs, statistics, a batch, and states of one's own.
@@ -102,18 +98,15 @@ for _ in range(2):
 
 
 @pytest.fixture
-def report(tmp_path, capfd):
+def report(run):
     """Run a script's text on phantom T4s; return the report, and the GPU that it is about."""
 
-    def run(text, launch=(), gpus=1, **options):
-        script = tmp_path / "train.py"
-        script.write_text(textwrap.dedent(text))
-        command = [sys.executable, *launch, str(script)]
-        found = run_program(command, gpu="t4", gpus=gpus, cwd=tmp_path, **options)
+    def report(text, **options):
+        found, _ = run(text, gpu="t4", **options)
         assert not found.answers[0].faults
         return found, found.worst()[1]
 
-    return run
+    return report
 
 
 def test_everything_has_its_name(report):
@@ -143,7 +136,7 @@ def test_without_an_optimizer_steps_are_backward_passes(report):
 
 
 def test_the_buckets_of_ddp_are_gradients_with_a_name(report):
-    _, gpu = report(BUCKETS, LAUNCH, gpus=2)
+    _, gpu = report(BUCKETS, launch=LAUNCH, gpus=2)
     assert gpu.made_of["gradients"] == 2 * gpu.made_of["weights"]
     assert [h.nbytes for h in gpu.holders if h.module == "DDP's buckets"] == [64 * MIB]
     assert any("gradient_as_bucket_view=True" in change.what for change in gpu.changes)

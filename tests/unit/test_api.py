@@ -16,6 +16,11 @@ import labkit
 
 ROOT = Path(labkit.__file__).resolve().parent.parent
 HEAVY = ("matplotlib", "ipywidgets", "IPython", "transformers", "papermill", "nbconvert")
+#: Only lessons or certain recipes need them.
+UNUSED_BY_ESTIMATES = (
+    *("IPython", "ipywidgets", "jupyter_client", "jupyter_core", "matplotlib", "nbformat"),
+    *("papermill", "pandas", "datasets", "peft", "gguf", "bitsandbytes"),
+)
 
 
 def fresh_python(code):
@@ -86,16 +91,20 @@ def test_gpumem_works_without_its_extras_and_the_command_names_the_one_it_needs(
     )
 
 
-def test_importing_labkit_loads_no_library_and_a_run_only_what_it_uses():
-    before, after = fresh_python("""
+def test_importing_labkit_loads_no_library_a_run_and_an_estimate_only_what_they_use():
+    before, after, estimated = fresh_python("""
 import labkit as lab
 before = list(sys.modules)
 import torch
 def experiment(device):
     yield torch.ones(2, device=device).sum()
 lab.run(experiment)
-print(json.dumps([before, list(sys.modules)]))
+after = list(sys.modules)
+from labkit.cli.main import main
+main(["estimate", "SmolLM2-135M", "--gpu", "t4"])
+print(json.dumps([before, after, list(sys.modules)]))
 """)
     assert [name for name in ("torch", *HEAVY) if name in before] == []
     assert [name for name in HEAVY if name in after] == ["transformers"]
     assert not {name for name in after if name.startswith(("gpumem.figures", "gpumem.estimation"))}
+    assert {*UNUSED_BY_ESTIMATES}.isdisjoint(estimated)

@@ -212,14 +212,19 @@ def test_lessons_that_fail_do_not_stop_the_rest_but_ctrl_c_does(
 # --- doctor ------------------------------------------------------------------------------------
 
 
-def test_doctor_prints_problems_with_their_remedies(capsys, monkeypatch):
+def test_doctor_prints_problems_last_each_with_its_remedy(capsys, monkeypatch):
     found = [
-        doctor.Finding("ok", "python", "3.11"),
         doctor.Finding("problem", "torch", "is not installed", "pip install torch"),
+        doctor.Finding("ok", "python", "3.11"),
     ]
     monkeypatch.setattr(doctor, "examine", lambda: found)
     assert main.main(["doctor"]) == 1
-    assert "-> pip install torch" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "examine", lambda: found[:1])
+    assert capsys.readouterr().out.splitlines() == [
+        "ok       python  3.11",
+        "problem  torch   is not installed",
+        "                 -> pip install torch",
+        "Problems: 1.",
+    ]
+    monkeypatch.setattr(doctor, "examine", lambda: found[1:])
     assert main.main(["doctor"]) == 0
-    assert "All is well." in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("\nAll is well.\n")

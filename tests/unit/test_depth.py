@@ -100,7 +100,8 @@ NAMES = [
 ]
 AT_NIGHT = (
     *("scaler", "LoRA, weights on the host", "GPT-2, bf16", "experts, LoRA", "images, QLoRA"),
-    *("windows, optimizer in backward", "windows, LoRA"),
+    *("windows, optimizer in backward", "windows, LoRA", "paged optimizer"),
+    "optimizer on the host",
 )
 
 

@@ -15,7 +15,6 @@ from packaging.specifiers import SpecifierSet
 from gpumem.hardware import this_machine
 from gpumem.models import pretrained
 from labkit import doctor
-from labkit.doctor import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -233,21 +232,7 @@ def test_what_nvidia_smi_says(monkeypatch, tmp_path):
         assert doctor.driver_version() == version
 
 
-# --- all of it, and how it reads -----------------------------------------------------------------
-
-
-def test_problems_come_last_each_with_its_remedy():
-    found = [
-        Finding("problem", "torch", "is not installed", '`pip install "torch>=2"`'),
-        Finding("ok", "python", "3.11"),
-    ]
-    assert doctor.as_text(found).splitlines() == [
-        "ok       python  3.11",
-        "problem  torch   is not installed",
-        '                 -> `pip install "torch>=2"`',
-        "Problems: 1.",
-    ]
-    assert doctor.as_text(found[1:]).endswith("\nAll is well.")
+# --- all of it: how it reads, in test_cli ---------------------------------------------------------
 
 
 def test_a_broken_torch_is_named_and_nothing_else_blamed(tmp_path):

@@ -102,16 +102,6 @@ def test_this_machines_gpu_is_assumed(monkeypatch):
     assert "No GPU was named" not in str(estimate(TINY, gpu="t4", seq_len=8))
 
 
-def test_repeating_layers_gives_what_tracing_all_gives():
-    kind = {"gpu": "t4", "batch_size": 2, "seq_len": 64, "checkpointing": True}
-    quick, whole = estimate(TINY, **kind), estimate(TINY, exact=True, **kind)
-    assert (quick.exact, whole.exact) == (False, True)
-    assert tensor_bytes(quick) == tensor_bytes(whole)
-    assert quick.run.flops == whole.run.flops
-    assert quick.peak_reserved_bytes == pytest.approx(whole.peak_reserved_bytes, rel=0.01)
-    assert quick.floor_bytes == whole.floor_bytes
-
-
 # --- the floor ------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Whose model: names, folders, files and hub ids; hostile configs cost a sentence, nothing more."""
 
 import json
+import pickle
 import sys
 
 import pytest
@@ -126,8 +127,20 @@ def test_a_broken_file_is_refused_in_a_sentence(tmp_path, content, reason):
 # --- what a config may not do ---------------------------------------------------------------------
 
 
-def test_code_that_a_config_names_is_never_imported(tmp_path):
+class Touches:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_code_that_a_config_names_and_weights_beside_it_are_never_run(tmp_path):
     touched = tmp_path / "touched"
+    for name in ("pytorch_model.bin", "model.safetensors", "training_args.bin", "tokenizer.json"):
+        (tmp_path / name).write_bytes(pickle.dumps(Touches(touched)))
     code = f"open({str(touched)!r}, 'w').close()\nclass Evil: pass\n"
     (tmp_path / "evil_module.py").write_text(code)
     record = {

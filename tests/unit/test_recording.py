@@ -217,7 +217,6 @@ def test_a_folder_as_it_was_recorded_is_valid(sent, capsys):
     [
         ({"machine": {**GPU, "name": "NVIDIA L4"}}, "is called nvidia-l4-140gib"),
         ({"machine": {**GPU, "kind": "cpu"}}, "it was made on 'cpu'"),
-        ({"runs": (run(reserved_bytes=1),)}, "it reserved fewer bytes"),
         ({"judgements": ({"id": "x", "verdict": "wrong"},)}, "unknown claim"),
         ({"lesson": "07"}, "holds a result of lesson '07'"),
     ],

@@ -61,16 +61,6 @@ def test_the_report_shows_lessons_timings_verdicts_and_every_notebook(tmp_path):
     assert "1 of 2 lessons passed, 13 seconds of work, on Test CPU." in page
 
 
-def test_values_are_escaped(tmp_path):
-    machine = {**MACHINE, "name": NASTY}
-    judgement = {"id": NASTY, "verdict": "wrong", "measured": {NASTY: 1.0}, "unit": NASTY}
-    executed(tmp_path, machine=machine, judgements=(judgement,))
-    page = report.report(tmp_path, [outcome(title=NASTY, problems=(NASTY,))]).read_text()
-    assert "<script" not in page
-    assert "<img" not in page
-    assert page.count("&lt;script&gt;alert(1)") >= 5
-
-
 def test_widgets_show_what_they_held(tmp_path):
     view = {"application/vnd.jupyter.widget-view+json": {"model_id": "box"}, "text/plain": "HBox"}
     book = executed(tmp_path, new_output("display_data", data=view))
@@ -256,10 +246,9 @@ def test_hostile_names_and_texts_of_participants_are_escaped(tmp_path):
     [
         (b"{", "is not a result we can read"),
         (b"\xff\xfe\xff", "is not a result we can read"),
-        (text(runs=(run(reserved_bytes=1),)).encode(), "run 1 (baseline): it reserved"),
         (b"\0" * (LARGEST_FILE_BYTES + 1), "larger than 20.0 MiB"),
     ],
-    ids=["json", "bytes", "impossible", "large"],
+    ids=["json", "bytes", "large"],
 )
 def test_a_broken_file_is_named_with_its_reason_and_the_others_are_read(tmp_path, content, words):
     (tmp_path / "bad.json").write_bytes(content)

@@ -7,8 +7,6 @@ import sys
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from lesson_files import result, run
 
 from gpumem import files
@@ -33,19 +31,12 @@ def begun(monkeypatch):
     session.judgements.clear()
 
 
-def test_a_result_survives_the_way_through_json():
-    before = result(parameters={"batch_size": 8, "sizes": [1, 2], "gpu": None})
-    assert Result.from_dict(json.loads(json.dumps(before.to_dict()))) == before
-
-
-@given(st.lists(st.floats(), max_size=4))
-def test_losses_of_any_value_survive_json_that_has_no_nan(losses):
-    before = result(runs=(run(mode="tracked", losses=tuple(losses)),))
-    text = json.dumps(before.to_dict(), allow_nan=False)
-    after = Result.from_dict(json.loads(text)).runs[0].losses
-    assert len(after) == len(losses)
-    for a, b in zip(after, losses, strict=True):
-        assert a == b or (math.isnan(a) and math.isnan(b))
+def test_a_result_survives_json_which_has_no_nan():
+    diverged = run(mode="tracked", losses=(0.1, -math.inf, math.nan))
+    parameters = {"batch_size": 8, "sizes": [1, 2], "gpu": None}
+    before = result(parameters=parameters, runs=(diverged,))
+    after = Result.from_dict(json.loads(json.dumps(before.to_dict(), allow_nan=False)))
+    assert repr(after) == repr(before)  # a NaN equals none
 
 
 @pytest.mark.parametrize(

@@ -121,16 +121,10 @@ HALF = {"batch_size": 2, "seq_len": 32}  # half precision is slow on most CPUs
 QLORA = {"lora": 8, "quantize": "nf4-double", "checkpointing": True}
 HOSTED = {"offload": "weights", "checkpointing": True}
 RECIPES = [
-    {},
-    {"attention": "eager", "accumulate": 3},
-    {"optimizer": "adafactor", "offload": "activations"},
-    {"optimizer": "paged-adamw8bit"},
+    {"attention": "eager", "accumulate": 3, "optimizer": "adafactor", "offload": "activations"},
     {"chunked_loss": True, "checkpointing": True, "optimizer_in_backward": True},
-    {"offload": "optimizer"},
     HOSTED,
-    {"lora": 8, "lora_targets": ("q_proj", "v_proj"), "checkpointing": True},
     {"lora": 8, "quantize": "int8"},
-    {"precision": "bf16", "attention": "flash", **HALF},
     {"precision": "amp-fp16", "offload": "optimizer", "accumulate": 2, **HALF},
     {"precision": "bf16", "optimizer": "paged-adamw8bit", **QLORA, **HALF},
 ]
@@ -140,6 +134,7 @@ MORE_RECIPES = [
     {"lora": 4, **HOSTED},
     {"lora": 8, "quantize": "nf4"},
     {"precision": "amp-bf16", **HALF},
+    {"precision": "bf16", "attention": "flash", **HALF},
 ]
 SLOW = [pytest.param(fields, marks=pytest.mark.nightly) for fields in MORE_RECIPES]
 
@@ -159,9 +154,9 @@ def test_simulated_bytes_are_the_allocators(fields):
     assert_simulated_as_measured(LLAMA, Recipe(**SIZE | fields))
 
 
-@pytest.mark.parametrize("fields", [{"lora": 4, "quantize": "nf4"}, {"lora": 4}])
-def test_gpt2_with_its_own_kind_of_layer(fields):
-    assert_simulated_as_measured(GPT2, Recipe(batch_size=2, seq_len=64, **fields))
+def test_gpt2_with_its_own_kind_of_layer():
+    recipe = Recipe(batch_size=2, seq_len=64, lora=4, quantize="nf4")
+    assert_simulated_as_measured(GPT2, recipe)
 
 
 # --- the arithmetic: the same as without --------------------------------------------------------
@@ -490,13 +485,13 @@ def test_weights_and_states_are_where_the_recipe_says(
 def test_fetched_weights_are_dropped_layer_by_layer():
     deep = {**SIZES, "hidden_size": 256, "vocab_size": 64}
     peaks = []
-    for layers in (4, 12):
+    for layers in (2, 5):
         config = config_from_dict({"model_type": "llama", **deep, "num_hidden_layers": layers})
         recipe = Recipe(batch_size=1, seq_len=8, **HOSTED)
         run = lab.simulate(lab.training(config, recipe), gpu="a100-80gb")
         peaks.append(run.trace.peak_bytes)
     one_layer_bytes = 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 344)
-    assert peaks[1] - peaks[0] < one_layer_bytes / 4  # eight layers more: their inputs alone
+    assert peaks[1] - peaks[0] < one_layer_bytes / 4  # three layers more: their inputs alone
 
 
 # --- how an experiment behaves ------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Counted:
         self._now: Counter[str] = Counter()
         self._failed = False
         self._at_ends: list[Counter[str]] = []
+        self._ended = 0
 
     def count(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Add one call of an operator, which returned ``out``.
@@ -69,14 +70,15 @@ class Counted:
     def end_step(self) -> None:
         """Note that an optimizer step has ended."""
         self._at_ends = [*self._at_ends[:1], self._now.copy()]
+        self._ended += 1
 
-    def per_step(self, steps: int) -> StepWork | None:
-        """Return the average of all of ``steps`` steps but the first; None if there is no other, or
-        an operator could not be counted."""
-        if steps < 2 or self._failed:
+    def per_step(self) -> StepWork | None:
+        """Return the average of all steps but the first; None if no other has ended, or an operator
+        could not be counted."""
+        if self._ended < 2 or self._failed:
             return None
         first, last = self._at_ends
-        done = {what: (last[what] - first[what]) // (steps - 1) for what in last}
+        done = {what: (last[what] - first[what]) // (self._ended - 1) for what in last}
         return StepWork(
             flops={what: done[what] for what in (*_PRECISIONS.values(), OTHER) if done.get(what)},
             moved_bytes=done.get("moved", 0),

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -188,6 +189,8 @@ class Watch:
             module._engine_run_backward = partial(self._backward, run_backward)
         stack = open(Path(self.orders.folder, f"{os.getpid()}.stack"), "w")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=stack)  # where it hangs, if the parent asks
+        # `torch.compile` says so of hooks like ours, of which the program knows nothing.
+        warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")
         atexit.register(self.finish)
         os._exit = partial(self._leave, os._exit)
         torch.cuda._lazy_call(self._on_cuda)
@@ -536,6 +539,7 @@ class Watch:
         self._note_error()
         self.ended = self.ended or "finished"
         self.steps += self._own_update_begun
+        self._own_update_begun = False
         self.look("" if self._segments[1] else "at the end")
         self._keep_snapshot()
         self._write() or self._write()  # nobody would learn of a fault in the last one
@@ -582,7 +586,7 @@ class Watch:
             ],
             host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
             pinned_bytes=_pinned_bytes(),
-            work=self.counted.per_step(self.steps),
+            work=self.counted.per_step(),
             versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}",
             weights_not_read=list(dict.fromkeys(NOT_READ)),
             tokenizers_stood_in=list(dict.fromkeys(STOOD_IN)),

@@ -135,6 +135,12 @@ def test_without_an_optimizer_steps_are_backward_passes(report):
     assert "FLOP" not in str(found)  # next to none
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_few_backward_passes_have_their_answer(report, passes):
+    found, _ = report(OWN_UPDATE.replace("2000", str(passes)))
+    assert (found.answers[0].ended, found.answers[0].steps) == ("finished", passes)
+
+
 def test_the_buckets_of_ddp_are_gradients_with_a_name(report):
     _, gpu = report(BUCKETS, launch=LAUNCH, gpus=2)
     assert gpu.made_of["gradients"] == 2 * gpu.made_of["weights"]

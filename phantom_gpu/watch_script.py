@@ -692,7 +692,9 @@ def _gpu_report(
         capacity_bytes=free_bytes + torch.cuda.memory_reserved(device),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=stats["reserved_bytes.all.peak"],
-        allocated_at=_when(history.peak.tag),
+        allocated_at=_when(
+            history.peak.tag, *(block.users_line for block in history.peak_blocks[-1:])
+        ),
         reserved_at=_when(history.reserved_peak.tag),
         made_of=made_of,
         holders=_holders(history.peak_blocks),
@@ -731,8 +733,8 @@ def _holders(blocks: Iterable[Block]) -> list[Holder]:
     return sorted(found, key=lambda holder: -holder.nbytes)[:MOST_HOLDERS]
 
 
-def _when(tag: Tag) -> When:
-    return When(tag.step, str(tag.phase), tag.module, tag.line)
+def _when(tag: Tag, users_line: str = "") -> When:
+    return When(tag.step, str(tag.phase), tag.module, tag.line or users_line)
 
 
 def users_lines(stack: list[str]) -> list[str]:

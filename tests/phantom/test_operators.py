@@ -300,3 +300,47 @@ def test_an_operator_takes_the_same(name):
     difference = simulated(build) - peak_bytes
     assert difference >= 0
     assert (difference > 0) == (name in SIMULATED_MORE), difference
+
+
+#: What inference mode hands to the watch as a whole.
+COMPOSITE = {
+    "lstm": lambda: nn.LSTM(64, 64, 2)(x(5, 3, 64))[0],
+    "gru": lambda: nn.GRU(64, 64)(x(5, 3, 64))[0],
+    **{
+        name: OPERATORS[name]
+        for name in ("rms_norm", "nearest", "bilinear image", "one_hot", "mha", "bf16 loss", "sdpa")
+    },
+}
+
+
+def taken(context, build, loss=False):
+    """Return the peak, the bytes of all requests and their number inside ``context``."""
+    for _ in range(2):
+        cuda.free_memory()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()
+        with torch.device("cuda"), context():
+            out = build()
+            if loss:
+                (out.float() * torch.ones_like(out)).sum().backward()
+            del out
+        after = torch.cuda.memory_stats()
+    names = ("allocated_bytes.all.allocated", "allocation.all.allocated")
+    return after["allocated_bytes.all.peak"], *(after[name] - before[name] for name in names)
+
+
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_inference_mode_takes_the_same(name):
+    watched = taken(torch.inference_mode, COMPOSITE[name])
+    with _disable_current_modes():
+        assert watched == taken(torch.inference_mode, COMPOSITE[name])
+
+
+@pytest.mark.parametrize("name", ["affine_grid", "lstm_cell", "bilinear", "cdist", "mha", "linear"])
+def test_a_backward_pass_inside_autocast_takes_the_same(name):
+    def autocast():
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+
+    watched = taken(autocast, OPERATORS[name], loss=True)
+    with _disable_current_modes():
+        assert watched == taken(autocast, OPERATORS[name], loss=True)

@@ -7,8 +7,8 @@ that its libraries take from it: that gives reserved memory, and the request tha
 
 Limits: values do not exist, so an experiment must not ask for one (``.item()``, ``if loss > 3``);
 losses are left out; a batch is taken to hold no padding and one text per row. Of kernels' own
-workspaces those of cuBLAS, flash attention and sums are simulated; the CUDA context is set aside in
-the capacity.
+workspaces those of cuBLAS, fused attention, sums, sorts and norms are simulated; the CUDA context
+is set aside in the capacity.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
 Where a tensor goes into several operations, autograd adds up the gradients that come back. It does
 so in place if nothing else holds the first of them (PyTorch, ``torch/csrc/autograd/
 input_buffer.cpp``: ``can_accumulate_inplace``), but never while a mode is active: then each sum is
-a new tensor. The backward of an index, and of what selects (``topk``, ``max``), likewise fills
-zeros in place, but a copy of them where a mode is active (``FunctionsManual.cpp``:
+a new tensor. The backward of an index, and of what selects (``topk``, ``max``, ``gather``),
+likewise fills zeros in place, but a copy of them where a mode is active (``FunctionsManual.cpp``:
 ``areAnyTensorSubclassLike``). What watches memory through a mode would see a block too many each
 time, which the program does not take when it runs by itself.
 
@@ -24,7 +24,15 @@ _SUM = _aten.add.Tensor
 _IN_PLACE = {
     _SUM: _aten.add_.Tensor,
     _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.index_add.default: _aten.index_add_.default,
     _aten.index_put.default: _aten.index_put_.default,
+    _aten.logical_and.default: _aten.logical_and_.default,
+}
+#: Whose backward does so with these; that of ``scatter_reduce`` makes a new tensor.
+_ONLY_OF = {
+    _aten.scatter_add.default: "GatherBackward0",
+    _aten.index_add.default: "IndexSelectBackward0",
 }
 
 
@@ -40,6 +48,8 @@ def as_without_mode(func: Any, args: tuple) -> Any:
         return func
     if func is _aten.index_put.default and not (len(args) > 3 and args[3]):
         return func  # the gradient of a write: what was overwritten gets none
+    if func in _ONLY_OF and torch._C._current_autograd_node().name() != _ONLY_OF[func]:
+        return func
     in_cpp, in_python, of_memory = _holders(args)
     if func is not _SUM and in_cpp == _AUTOGRAD_ALONE[0] + 1:
         in_cpp -= 1  # the zeros are an argument of the function that fills them

@@ -7,8 +7,8 @@ that its libraries take from it: that gives reserved memory, and the request tha
 
 Limits: values do not exist, so an experiment must not ask for one (``.item()``, ``if loss > 3``);
 losses are left out; a batch is taken to hold no padding and one text per row. Of kernels' own
-workspaces those of cuBLAS, flash attention and sums are simulated; the CUDA context is set aside in
-the capacity.
+workspaces those of cuBLAS, fused attention, sums, sorts and norms are simulated; the CUDA context
+is set aside in the capacity.
 """
 
 import contextlib
@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from gpumem.allocator.reductions import reduction_workspaces
+from gpumem.allocator.kernel_workspaces import kernel_workspaces
 from gpumem.allocator.replay import replay
 from gpumem.allocator.workspaces import with_workspaces
 from gpumem.experiment import Experiment, Steps, check_arguments, name_of, plain_parameters
+from gpumem.fake_cuda.autocast import key_of_parts
 from gpumem.fake_cuda.depth_extension import DEEPER, SHALLOW, SHARDED_DEPTHS, extended_log
 from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
 from gpumem.fake_cuda.process_group import fake_ranks
@@ -127,7 +128,8 @@ def simulated_log(
     device = GPU_DEVICE if gpu else torch.device("cpu")
     tracker = track(device=str(device), work=True)
     if gpu:
-        tracker.workspaces = partial(reduction_workspaces, gpu=gpu)
+        tracker.workspaces = partial(kernel_workspaces, gpu=gpu)
+        tracker.key_of_parts = key_of_parts
     with contextlib.ExitStack() as stack:
         gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
         stack.callback(gc.unfreeze)

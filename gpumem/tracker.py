@@ -144,8 +144,11 @@ class Tracker(TorchDispatchMode):
         self.budget_bytes, self.device, self.count_work = budget_bytes, device, work
         self.phase, self.operator, self.module_path = Phase.SETUP, "", ""
         self.live_bytes: Counter[str] = Counter()
-        #: Says what bytes an operator takes and frees while it runs, by function and arguments.
-        self.workspaces: Callable[[Any, tuple, dict], tuple[int, ...]] | None = None
+        #: Says what an operator takes and frees while it runs, by function and arguments: blocks,
+        #: numbered from 0, and by how many bytes each grows.
+        self.workspaces: Callable[[Any, tuple, dict], list[tuple[int, int]]] | None = None
+        #: Says which kernel of an operator only calls others, which are recorded instead.
+        self.key_of_parts: Callable[[Any], torch._C.DispatchKey | None] = lambda func: None
         self.streams: Streams = CudaStreams() if torch.cuda.is_available() else Streams()
         self._entries: list[_Entry] = []
         self._events: list[Event] = []
@@ -353,6 +356,12 @@ class Tracker(TorchDispatchMode):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the sub-class first: what it runs inside comes back here
+        if (key := self.key_of_parts(func)) is not None:
+            _push_mode(self)
+            try:
+                return func._op_dk(key, *args, **(kwargs or {}))
+            finally:
+                _pop_mode()
         in_backward = torch._C._current_graph_task_id() != -1
         if self._optimizers_running:
             self.phase = Phase.OPTIMIZER
@@ -386,28 +395,26 @@ class Tracker(TorchDispatchMode):
         self.operator = ""
         return out
 
-    def _take_and_free(self, blocks: tuple[int, ...]) -> None:
-        """Log blocks of the main device that are taken in this order and freed in the other."""
+    def _take_and_free(self, changes: list[tuple[int, int]]) -> None:
+        """Log the changes of blocks of the main device, which are numbered as they are taken."""
         first = len(self._entries)
-        for nbytes in blocks:
-            stream = self.streams.current()
-            self._events.append(Event(len(self._entries), nbytes, self.phase, stream))
-            self._entries.append(
-                _Entry(
-                    nbytes=0,
-                    peak_bytes=nbytes,
-                    device=self.main_device,
-                    dtype=torch.uint8,
-                    shape=(nbytes,),
-                    module=self.module_path,
-                    operator=self.operator,
-                    phase=self.phase,
-                    category=Category.UNATTRIBUTED,
+        for block, change_bytes in changes:
+            stream = self.streams.current() if change_bytes > 0 else 0
+            self._events.append(Event(first + block, change_bytes, self.phase, stream))
+            if change_bytes > 0:
+                self._entries.append(
+                    _Entry(
+                        nbytes=0,
+                        peak_bytes=change_bytes,
+                        device=self.main_device,
+                        dtype=torch.uint8,
+                        shape=(change_bytes,),
+                        module=self.module_path,
+                        operator=self.operator,
+                        phase=self.phase,
+                        category=Category.UNATTRIBUTED,
+                    )
                 )
-            )
-        for number in reversed(range(first, len(self._entries))):
-            nbytes = self._entries[number].peak_bytes
-            self._events.append(Event(number, -nbytes, self.phase))
 
     def _check_budget(self, number: int, nbytes: int) -> None:
         device = self._entries[number].device

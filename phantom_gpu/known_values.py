@@ -17,9 +17,10 @@ that Python code starts itself does is not followed.
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, ClassVar
 
 import torch
 from torch._C import DispatchKey
@@ -44,6 +45,11 @@ MOST_ZEROS = 1 << 20
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 aten = torch.ops.aten
+#: PyTorch's own kernels of composite operators; `decompose` prefers those that are in Python.
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+#: Only called, in a forward pass, by operators whose arguments autocast has cast.
+INSIDE_OF_CAST = {aten._euclidean_dist.default, aten._trilinear.default}
+AUTOCAST = {"cuda": torch._C.DispatchKey.AutocastCUDA, "cpu": torch._C.DispatchKey.AutocastCPU}
 #: Programs redirect `torch.empty`: ``with torch.device("cuda")``, DeepSpeed's `zero.Init`.
 _new = aten.empty.memory_format
 #: Shapes of their results depend on values, so the result is made from the twin's.
@@ -101,6 +107,49 @@ THRESHOLDS = {aten.ge, aten.gt, aten.le, aten.lt}
 CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
+class _Autocast(threading.local):
+    """Which keys of autocast are on in a thread, and whether what runs is inside of an operator
+    whose arguments it has cast.
+
+    Modes run below autocast, which seems off there. It has cast the arguments of an operator for
+    which it has a rule, and leaves alone what that calls; else it casts what is called.
+    """
+
+    #: Those of the thread that switched it last; a backward pass runs as its caller does.
+    callers: ClassVar[set[torch._C.DispatchKey]] = set()
+
+    def __init__(self) -> None:
+        self.keys: set[torch._C.DispatchKey] = set()
+        self.has_cast = False
+
+    def follow(self) -> None:
+        """Note from now on when the program switches it on or off."""
+        plain = torch.set_autocast_enabled
+
+        def noted(*args: Any) -> None:
+            plain(*args)
+            kind, is_on = args if len(args) == 2 else ("cuda", *args)
+            if kind in AUTOCAST:
+                (self.keys.add if is_on else self.keys.discard)(AUTOCAST[kind])
+            if torch._C._current_graph_task_id() == -1:
+                _Autocast.callers = self.keys
+
+        torch.set_autocast_enabled = noted
+
+    @contextmanager
+    def inside_of(self, func: Any) -> Iterator[None]:
+        """Let autocast see what ``func`` calls, if it would without a mode."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        keys = self.keys or (self.callers if in_backward else self.keys)
+        cast = _has_rule(func) or (func in INSIDE_OF_CAST and not in_backward)
+        before, self.has_cast = self.has_cast, self.has_cast or cast
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "has_cast", before)
+            for key in () if self.has_cast else keys:
+                stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+            yield
+
+
 class KnownValues(TorchDispatchMode):
     """Follow small tensors while it is active; see the module."""
 
@@ -110,6 +159,8 @@ class KnownValues(TorchDispatchMode):
         super().__init__()
         self._twins: dict[int, tuple[StorageWeakRef, torch.UntypedStorage, bool]] = {}
         self._purge_at = 1024
+        self._autocast = _Autocast()
+        self._autocast.follow()
         self._written: dict[Any, tuple[int, ...]] = {}  # by operator: positions of what it writes
         self._exchange = collectives.Exchange()
         #: By twin: what waits for values of other ranks, until they are read.
@@ -133,11 +184,12 @@ class KnownValues(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs)
         func = as_without_mode(func, args)
-        # Autograd has taken it apart before, but in inference mode and in higher-order operators.
-        if _is_composite(func):
-            with self:
-                return func.decompose(*args, **kwargs)
-        out = self._run(func, args, kwargs)
+        with self._autocast.inside_of(func):
+            # Autograd has taken it apart before, but in inference mode and in higher-order operators.
+            if _is_composite(func):
+                with self:
+                    return func._op_dk(COMPOSITE, *args, **kwargs)
+            out = self._run(func, args, kwargs)
         self.on_operator(func, args, kwargs, out)
         return out
 
@@ -525,9 +577,15 @@ class KnownValues(TorchDispatchMode):
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return whether an operator only calls others."""
-    name = func.name()
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    """Return whether an operator only calls others on a GPU."""
+    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CUDA")
+
+
+@functools.cache
+def _has_rule(func: Any) -> bool:
+    """Return whether autocast has a rule for an operator."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCUDA")
 
 
 def _is_mask(index: torch.Tensor | None) -> bool:

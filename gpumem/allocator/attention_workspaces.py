@@ -6,48 +6,63 @@ they are added up. Memory-efficient: the same number for each row, and tiles in 
 are summed.
 
 Sources, in PyTorch's ``aten/src/ATen/native/transformers/cuda``: ``mha_bwd`` in
-``flash_attn/flash_api.cpp``; ``_efficient_attention_backward`` in ``attention_backward.cu`` with
-``workspace_size`` in ``mem_eff_attention/kernel_backward.h``. Which tiles its kernels have was read
-from what they take on phantom GPUs, as tests/phantom/test_attention.py does again.
+``flash_attn/flash_api.cpp``; ``_flash_attention_backward`` and ``_efficient_attention_backward`` in
+``attention_backward.cu``; ``workspace_size`` in ``mem_eff_attention/kernel_backward.h``; for cuDNN
+``run_cudnn_SDP_bprop`` in ``aten/src/ATen/native/cudnn/MHA.cpp``. Which tiles the memory-efficient
+kernels have was read from what they take on phantom GPUs, as tests/phantom/test_attention.py does
+again.
 
 Limits: flash without ``torch.use_deterministic_algorithms``; no bias that needs a gradient. Dropout
 makes the memory-efficient kernel of GPUs with 99 KiB of shared memory another one for heads of 65
 to 96, which is not seen.
 """
 
-from math import prod
+from typing import Any
 
+import torch
+
+from gpumem.allocator.changes import Change, copies, held, up
 from gpumem.hardware.catalogue import Gpu
-from gpumem.trace import Trace
 
-#: A block of this backward pass, counted from 0 as they are taken, and by how many bytes it grows.
-Change = tuple[int, int]
+aten = torch.ops.aten
 Shape = tuple[int, ...]
-FLASH = "_scaled_dot_product_flash_attention_backward"
-EFFICIENT = "_scaled_dot_product_efficient_attention_backward"
 #: With at least 163 KiB of shared memory for a block of threads.
 _LARGE = ((8, 0), (9, 0), (10, 0))
 _KEYS = 64  # in a tile
 _MOST_SPLITS = 200
 
 
-def backward_blocks(trace: Trace, gpu: Gpu) -> dict[int, list[Change]]:
-    """Return what each fused backward on ``gpu`` takes and frees, by its last result's event."""
-    found, results = {}, []
-    for index, storage, change_bytes in trace.changes():
-        if storage.operator not in (FLASH, EFFICIENT) or change_bytes <= 0:
-            results = []
-            continue
-        results.append(storage)
-        if len(results) == 3:  # the gradients of query, key and value
-            query, key, _ = results
-            item_bytes = query.nbytes // prod(query.shape)
-            if storage.operator == FLASH:
-                found[index] = flash_backward(query.shape, key.shape, item_bytes)
-            elif gpu.compute_capability is not None:
-                found[index] = efficient_backward(query.shape, key.shape, item_bytes, gpu)
-            results = []
-    return found
+def _flash(
+    gpu: Gpu, grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, _: Any, out: torch.Tensor,
+    *__: Any, **___: Any,
+) -> list[Change]:  # fmt: skip
+    blocks = flash_backward(query.shape, key.shape, query.element_size())
+    return _behind(_copies_by_token(grad, out), blocks)
+
+
+def _efficient(
+    gpu: Gpu, grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any
+) -> list[Change]:
+    if gpu.compute_capability is None:
+        return []
+    blocks = efficient_backward(query.shape, key.shape, query.element_size(), gpu)
+    return _behind(_copies_by_token(grad), blocks)
+
+
+def _cudnn(gpu: Gpu, grad: torch.Tensor, *_: Any, **__: Any) -> list[Change]:
+    return held(*copies(grad)) if grad.stride(-1) != 1 else []
+
+
+def _copies_by_token(*tensors: torch.Tensor) -> list[int]:
+    """Return the bytes of the copies of what is not laid out [batch, tokens, heads, size]."""
+    return copies(*(tensor.transpose(1, 2) for tensor in tensors))
+
+
+def _behind(first: list[int], changes: list[Change]) -> list[Change]:
+    """Return ``changes`` of a kernel that holds the ``first`` blocks all the while."""
+    taken = held(*first)
+    moved = [(block + len(first), nbytes) for block, nbytes in changes]
+    return [*taken[: len(first)], *moved, *taken[len(first) :]]
 
 
 def flash_backward(query: Shape, key: Shape, item_bytes: int) -> list[Change]:
@@ -56,12 +71,11 @@ def flash_backward(query: Shape, key: Shape, item_bytes: int) -> list[Change]:
     ``query`` and ``key`` are shapes, [batch, heads, tokens, head size].
     """
     batch, heads, tokens, size = query
-    rows = batch * heads * _up(tokens, 128)
-    blocks = [4 * rows, 4 * rows * _up(size, 32 if size <= 128 else 64)]
+    rows = batch * heads * up(tokens, 128)
+    blocks = [4 * rows, 4 * rows * up(size, 32 if size <= 128 else 64)]
     if key[1] != heads:
         blocks += 2 * [batch * heads * key[2] * size * item_bytes]
-    taken = list(enumerate(blocks))
-    return taken + [(block, -nbytes) for block, nbytes in reversed(taken)]
+    return held(*blocks)
 
 
 def efficient_backward(query: Shape, key: Shape, item_bytes: int, gpu: Gpu) -> list[Change]:
@@ -90,7 +104,7 @@ def _tiles_bytes(query: Shape, key: Shape, item_bytes: int, gpu: Gpu) -> int:
     nbytes = -(-tokens // rows) * -(-size // columns) * tile_bytes
     if sums_keys:
         splits = min(-(-key[2] // _KEYS), max(1, _MOST_SPLITS // (batch * heads)))
-        nbytes += 2 * splits * 4 * _KEYS * _up(size, rows)
+        nbytes += 2 * splits * 4 * _KEYS * up(size, rows)
     return nbytes
 
 
@@ -110,6 +124,8 @@ def _tile(size: int, item_bytes: int, gpu: Gpu) -> tuple[int, int, bool]:
     return 64, 64, True
 
 
-def _up(number: int, step: int) -> int:
-    """Round up to whole steps."""
-    return -(-number // step) * step
+RULES = {
+    aten._scaled_dot_product_flash_attention_backward.default: _flash,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn,
+}

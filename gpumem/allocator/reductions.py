@@ -1,29 +1,26 @@
-"""What PyTorch's CUDA kernels for sums, means, softmax and masks take from the allocator while they
-run.
+"""What PyTorch's CUDA kernels for sums, means and other reductions take from the allocator while
+they run.
 
 A sum of many numbers into few is divided among blocks of threads. Each writes what it has into a
 buffer, and the last block to finish, which a counter tells it, adds the buffer up. Gradients of
-biases and of norms' weights are such sums, also in a convolution's backward. Softmax's
-backward multiplies gradient and result into a tensor of its own before it sums the rows. A mean
-loss first computes the loss of each element. Scattering into a mask counts what is before each
-place.
+biases and of norms' weights are such sums, also in a convolution's backward. Whole numbers and
+truth values become whole numbers of 64 bits first.
 
 Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
-``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
-``softmax_backward_cuda_out`` in ``SoftMax.cu``; ``launch_masked_scatter_kernel`` in
-``IndexKernel.cu``. Threads of a multiprocessor: NVIDIA's CUDA C++
-Programming Guide, "Technical Specifications per Compute Capability".
+``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``. Threads of
+a multiprocessor: NVIDIA's CUDA C++ Programming Guide, "Technical Specifications per Compute
+Capability".
 
-Limits: blocks of threads are known for sums and means of floating-point tensors that 32 bits can
-index. NVIDIA's GPUs only.
+Limits: tensors that 32 bits can index. NVIDIA's GPUs only.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
+from gpumem.allocator.changes import Change, held
 from gpumem.hardware.catalogue import Gpu
 
 WARP = 32
@@ -33,8 +30,6 @@ THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0):
 INDEXED_BYTES = 1 << 31
 
 aten = torch.ops.aten
-LOSSES = {aten.mse_loss.default, aten.smooth_l1_loss.default}
-SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim}
 
 
 class _Axis(NamedTuple):
@@ -42,31 +37,36 @@ class _Axis(NamedTuple):
     stride: int  # in elements
 
 
-def reduction_workspaces(
-    func: Any, args: tuple, kwargs: Mapping[str, Any], *, gpu: Gpu
-) -> tuple[int, ...]:
-    """Return the bytes of the blocks that the operator takes besides its result: two at most."""
-    if func is aten._softmax_backward_data.default and not gpu.unified:
-        return (args[0].nbytes,)
-    if func in LOSSES and not gpu.unified:  # of each element, before their mean
-        return () if args[2:3] == (0,) else (args[0].nbytes,)
-    if func is aten.masked_scatter.default and not gpu.unified:
-        return 8 * args[0].numel(), args[0].numel()
-    if func is aten.masked_scatter_backward.default and not gpu.unified:
-        return (prod(args[2]) * args[0].element_size(),)
-    of_bias = func is aten.convolution_backward.default and args[-1][2]
-    if not (of_bias or func in SUMS) or gpu.multiprocessors is None:
-        return ()
-    tensor = args[0]
-    if not tensor.is_floating_point() and tensor.dtype is not torch.int64:
-        return (8 * tensor.numel(),)  # it is made one of int64 first
-    if not tensor.is_floating_point() or tensor.nbytes >= INDEXED_BYTES or not tensor.numel():
-        return ()
-    dims = args[1] if len(args) > 1 else kwargs.get("dim")
-    if of_bias:
-        dims = [0, *range(2, tensor.dim())]  # all but the channels
+def _sum(
+    gpu: Gpu, tensor: torch.Tensor, dims: Any = None, *_: Any, dtype: Any = None, **__: Any
+) -> list[Change]:
+    return _reduced(gpu, tensor, dims, dtype or tensor.dtype)
+
+
+def _extreme(gpu: Gpu, tensor: torch.Tensor, dims: Any = None, *_: Any) -> list[Change]:
+    return _reduced(gpu, tensor, dims, tensor.dtype) if tensor.is_floating_point() else []
+
+
+def _bias_gradient(gpu: Gpu, grad: torch.Tensor, *rest: Any) -> list[Change]:
+    if not rest[-1][2]:
+        return []
+    return _reduced(gpu, grad, [0, *range(2, grad.dim())], grad.dtype)  # all but the channels
+
+
+def _reduced(gpu: Gpu, tensor: torch.Tensor, dims: Any, dtype: torch.dtype) -> list[Change]:
+    if gpu.multiprocessors is None or not tensor.numel() or tensor.is_complex():
+        return []
+    copy = []
+    if not tensor.is_floating_point():
+        if tensor.dtype is not torch.int64:
+            copy = [8 * tensor.numel()]  # it is made one of int64 first
+        dtype = torch.int64
+    item_bytes = dtype.itemsize if copy else tensor.element_size()
+    if tensor.numel() * item_bytes >= INDEXED_BYTES:
+        return held(*copy)
+    dims = [dims] if isinstance(dims, int) else dims
     dims = range(tensor.dim()) if not dims else [dim % tensor.dim() for dim in dims]
-    return sum_workspaces(tensor, dims, kwargs.get("dtype") or tensor.dtype, gpu)
+    return held(*copy, *sum_workspaces(tensor, dims, dtype, gpu))
 
 
 def sum_workspaces(
@@ -74,6 +74,7 @@ def sum_workspaces(
 ) -> tuple[int, ...]:
     """Return what a sum of ``tensor`` over ``dims`` into ``dtype`` takes besides its result."""
     dims = set(dims)
+    item_bytes = tensor.element_size() if dtype.is_floating_point else dtype.itemsize
     axes = [_Axis(*pair) for pair in zip(tensor.shape, tensor.stride(), strict=True)]
     summed = [axis for dim, axis in enumerate(axes) if dim in dims]
     summed = _joined(sorted(summed, key=lambda axis: axis.stride))
@@ -87,7 +88,7 @@ def sum_workspaces(
     elif along_input:
         width_of, height_of = inputs, outputs
         if summed[0].stride == 1 and inputs >= 128 and len(summed) == 1:
-            width_of //= 8 if tensor.element_size() == 2 else 4
+            width_of //= 8 if item_bytes == 2 else 4
     else:
         width_of, height_of = outputs, inputs
         if kept[0].stride == 1:
@@ -110,7 +111,7 @@ def sum_workspaces(
     parts = max(parts, _up(values, MOST_VALUES))
     if parts == 1:
         return ()
-    buffer_bytes = max(4, tensor.element_size(), dtype.itemsize) * outputs * parts
+    buffer_bytes = max(4, item_bytes, dtype.itemsize) * outputs * parts
     if not along_input:
         buffer_bytes *= width * vector
     return buffer_bytes, 4 * blocks
@@ -142,3 +143,18 @@ def _power(n: int) -> int:
 
 def _up(a: int, b: int) -> int:
     return -(-a // b)
+
+
+RULES = {
+    **dict.fromkeys(
+        [
+            *(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
+            *(aten.prod.default, aten.prod.dim_int),
+        ],
+        _sum,
+    ),
+    **dict.fromkeys(
+        (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default), _extreme
+    ),
+    aten.convolution_backward.default: _bias_gradient,
+}

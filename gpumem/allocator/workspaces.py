@@ -1,10 +1,8 @@
-"""What CUDA's kernels take from PyTorch's allocator beside the tensors that an operator returns.
+"""What cuBLAS takes from PyTorch's allocator beside the tensors that an operator returns.
 
-cuBLAS: PyTorch hands it a block of its own memory for every pair of handle and stream and keeps it.
+PyTorch hands it a block of its own memory for every pair of handle and stream and keeps it.
 Handles belong to threads, and backward runs in a thread of its own: a training step holds two. From
 2.15 on each product takes a block once it has its result, and gives it back.
-
-Fused attention's backward: see `gpumem.allocator.attention_workspaces`.
 
 Source, in PyTorch: ``parseChosenWorkspaceSize`` and ``setWorkspaceForHandle`` in
 ``aten/src/ATen/cuda/CublasHandlePool.cpp`` (since 2.11 cuBLASLt shares the block,
@@ -18,7 +16,6 @@ from dataclasses import replace
 
 import torch
 
-from gpumem.allocator.attention_workspaces import backward_blocks
 from gpumem.hardware.catalogue import Gpu
 from gpumem.trace import Category, Event, Phase, Storage, Trace
 from gpumem.units import KIB, MIB
@@ -46,11 +43,10 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 
 def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
-    """Return ``trace`` with what ``gpu`` adds: cuBLAS's when products have their results (the first
-    of a thread, or all of them), and fused attention's when its backward has."""
+    """Return ``trace`` with what ``gpu`` adds for cuBLAS when products have their results: the
+    first of a thread, or all of them."""
     nbytes = workspace_bytes(gpu)
     products = _products(trace, nbytes) if nbytes else {}
-    attention = backward_blocks(trace, gpu)
     storages, events, moved = list(trace.storages), [], []
 
     def change(storage: int, change_bytes: int, what: str, event: Event) -> None:
@@ -69,8 +65,6 @@ def with_workspaces(trace: Trace, gpu: Gpu) -> Trace:
             change(first, products[index], "cuBLAS workspace", event)
             if not KEPT:
                 change(first, -products[index], "cuBLAS workspace", event)
-        for block, change_bytes in attention.get(index, ()):
-            change(first + block, change_bytes, "fused attention's backward", event)
     moved.append(len(events))
     step_starts = tuple(moved[start] for start in trace.step_starts)
     return replace(trace, storages=tuple(storages), events=tuple(events), step_starts=step_starts)

@@ -11,9 +11,8 @@ Exact: what a kernel keeps for backward, which is its inputs, its output and the
 float32 per query, rounded up to 32 queries by the memory-efficient kernel), head sizes padded to 8
 for flash, masks made additive and padded to 8, and every tensor of the plain form.
 
-Limits: a fused kernel's workspace is no tensor: `gpumem.allocator.workspaces` adds that of flash's
-backward to the trace. GPUs without a compute capability (AMD, Apple) keep the CPU's fused kernel.
-Under ``torch.inference_mode`` an operator is seen as a whole, so no choice shows.
+Limits: a fused kernel's workspace is no tensor: `gpumem.allocator.attention_workspaces` says what
+its backward takes. GPUs without a compute capability (AMD, Apple) keep the CPU's fused kernel.
 """
 
 import math

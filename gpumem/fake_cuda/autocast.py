@@ -119,6 +119,27 @@ def _widen(value: Any) -> Any:
 
 _aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
+#: They only call others, though autograd has a formula for the whole.
+_CALL_OTHERS = {
+    _aten.affine_grid_generator.default: _EXPLICIT,
+    _aten._euclidean_dist.default: _EXPLICIT,
+    _aten.binary_cross_entropy_with_logits.default: _EXPLICIT,
+    _aten._trilinear.default: torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+}
+
+
+def key_of_parts(func: Any) -> torch._C.DispatchKey | None:
+    """Return the key of an operator's kernel if that only calls other operators, else None.
+
+    Autograd has taken most of these apart before a mode sees them, but not in inference mode.
+    """
+    if func in _CALL_OTHERS or func.namespace != "aten":
+        return _CALL_OTHERS.get(func)
+    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
+    if not has(name, "CompositeImplicitAutograd") or has(name, "CPU"):
+        return None
+    return torch._C.DispatchKey.AutogradCPU if has(name, "AutogradCPU") else _COMPOSITE
 
 
 @contextmanager
@@ -126,8 +147,9 @@ def cuda_operators() -> Iterator[None]:
     """Inside, the simulated GPU's tensors (CPU devices with an index) use CUDA's kernels."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # two of them replace PyTorch's own
+            warnings.simplefilter("ignore")  # some of them replace PyTorch's own
             library.impl("dropout", _dropout, "AutogradCPU")
+            library.impl("linear", _linear, "AutogradCPU")
             everywhere = "CompositeImplicitAutograd"
             library.impl("pin_memory", lambda tensor, device=None: tensor.clone(), everywhere)
             library.impl("is_pinned", lambda tensor, device=None: False, everywhere)
@@ -139,3 +161,13 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return torch.native_dropout(tensor, p, True)[0]
     # PyTorch's own for the CPU; its Python decomposition keeps bytes, as CUDA's kernel does.
     return _aten.dropout.default._op_dk(_COMPOSITE, tensor, p, train)
+
+
+def _linear(
+    tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Add the bias in place where PyTorch does so unless a mode looks (``linear`` in PyTorch's
+    ``aten/src/ATen/native/Linear.cpp``)."""
+    if bias is None or tensor.dim() == 2 or tensor.is_contiguous():
+        return _aten.linear.default._op_dk(_COMPOSITE, tensor, weight, bias)
+    return (tensor @ weight.t()).add_(bias)

@@ -14,6 +14,7 @@ Limits: kernels' own workspaces are no tensors. ``F.mse_loss`` keeps a buffer of
 on real devices that fake tensors do not show.
 """
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -96,13 +97,31 @@ def _packs_nothing(*args: Any, **kwargs: Any) -> None:
     """Not a mock of the library's: that would keep the positions of every call."""
 
 
-#: Their mean is written into the tensor of all losses, whose memory it keeps: PyTorch's
-#: ``TORCH_META_FUNC(mse_loss)`` in ``BinaryOps.cpp``, ``binary_cross_entropy_cuda`` in ``Loss.cu``.
+#: Their result is written into a tensor of their input's size, whose memory it keeps: PyTorch's
+#: ``TORCH_META_FUNC(mse_loss)`` in ``BinaryOps.cpp``, ``binary_cross_entropy_cuda`` in ``Loss.cu``,
+#: ``col2im_cuda`` in ``Col2Im.cu``.
 _KEEP_ALL = {
+    torch.ops.aten.col2im.default,
     torch.ops.aten.mse_loss.default,
     torch.ops.aten.smooth_l1_loss.default,
     torch.ops.aten.binary_cross_entropy.default,
 }
+
+
+#: Its second result, for the CPU's backward pass, is empty on a GPU (``log_sigmoid_forward_cuda``
+#: in ``Activation.cpp``).
+_LOG_SIGMOID = torch.ops.aten.log_sigmoid_forward.default
+#: It draws its seeds on the host: ``_efficient_attention_forward`` in ``attention.cu``.
+_EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
+
+
+@functools.cache
+def _runs_on_the_cpu(func: Any) -> bool:
+    """Return whether nobody knows the shapes of an operator's results, so that fake tensors let the
+    CPU's kernel compute them from zeros, and take the CPU for their device."""
+    keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    return func.namespace == "aten" and not any(known(func.name(), key) for key in keys)
 
 
 class _LibraryAnswers(TorchDispatchMode):
@@ -135,8 +154,19 @@ class _LibraryAnswers(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func is torch.ops.aten._to_copy.default and device is not None:
             out.fake_device = torch.device(device)  # numbers are copied without it
-        if func in _KEEP_ALL and out.dim() == 0:
+        if func in _KEEP_ALL and out.numel() < args[0].numel():
             out.untyped_storage().resize_(args[0].numel() * out.element_size())
+        if func is _LOG_SIGMOID and args[0].device == GPU_DEVICE:
+            out[1].untyped_storage().resize_(0)
+        if func is _EFFICIENT:
+            for seed in out[2:]:
+                seed.fake_device = torch.device("cpu")
+        elif _runs_on_the_cpu(func):
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            if tensors and all(t.device == GPU_DEVICE for t in tensors):
+                for made in tree_leaves(out):
+                    if isinstance(made, FakeTensor):
+                        made.fake_device = GPU_DEVICE
         return out
 
 

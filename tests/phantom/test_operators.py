@@ -270,17 +270,13 @@ def all_is_imported():
     gc.unfreeze()
 
 
-#: Operators whose simulated peak is higher than the phantom's, or lower: PyTorch's meta functions
-#: do not tell what these kernels allocate inside. A shorter list is better.
+#: Operators whose simulated peak is higher than the phantom's, by no more than a few tensors. Where
+#: a mode is active, autograd's formulas make new tensors instead of writing into their own
+#: (``prod``, ``cumprod``, ``bce_pos_weight``). The CPU, on which simulations run, takes the rest
+#: apart, or puts it together, in another way. None is lower.
 SIMULATED_MORE = {
-    *("prod", "max", "min", "logsigmoid", "prod of a dimension", "cumprod", "quantile", "renorm"),
-    *("bce_logits", "bce_pos_weight", "rms_norm", "vmap", "lstm_cell"),
-    *("index_select", "gather", "take_along_dim", "sdpa", "masked sdpa", "causal sdpa"),
-}
-SIMULATED_LESS = {
-    *("median", "amax", "amin", "multi_margin", "group_norm", "index", "embedding_bag"),
-    *("fold", "affine_grid", "bilinear", "cdist", "pdist"),
-    *("mha without weights", "encoder layer", "decoder layer", "bf16 sdpa"),
+    *("prod", "prod of a dimension", "cumprod", "bce_logits", "bce_pos_weight", "renorm"),
+    *("rms_norm", "lstm_cell", "embedding_bag", "median", "vmap"),
 }
 #: Here the mode makes two or three requests less, of the same bytes at the peak.
 FEWER_REQUESTS = {"prod", "logcumsumexp"}
@@ -302,5 +298,49 @@ def test_an_operator_takes_the_same(name):
     assert peak_bytes == unwatched_bytes
     assert (requests == unwatched_requests) == (name not in FEWER_REQUESTS)
     difference = simulated(build) - peak_bytes
-    sign = (name in SIMULATED_MORE) - (name in SIMULATED_LESS)
-    assert (difference > 0) - (difference < 0) == sign, difference
+    assert difference >= 0
+    assert (difference > 0) == (name in SIMULATED_MORE), difference
+
+
+#: What inference mode hands to the watch as a whole.
+COMPOSITE = {
+    "lstm": lambda: nn.LSTM(64, 64, 2)(x(5, 3, 64))[0],
+    "gru": lambda: nn.GRU(64, 64)(x(5, 3, 64))[0],
+    **{
+        name: OPERATORS[name]
+        for name in ("rms_norm", "nearest", "bilinear image", "one_hot", "mha", "bf16 loss", "sdpa")
+    },
+}
+
+
+def taken(context, build, loss=False):
+    """Return the peak, the bytes of all requests and their number inside ``context``."""
+    for _ in range(2):
+        cuda.free_memory()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()
+        with torch.device("cuda"), context():
+            out = build()
+            if loss:
+                (out.float() * torch.ones_like(out)).sum().backward()
+            del out
+        after = torch.cuda.memory_stats()
+    names = ("allocated_bytes.all.allocated", "allocation.all.allocated")
+    return after["allocated_bytes.all.peak"], *(after[name] - before[name] for name in names)
+
+
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_inference_mode_takes_the_same(name):
+    watched = taken(torch.inference_mode, COMPOSITE[name])
+    with _disable_current_modes():
+        assert watched == taken(torch.inference_mode, COMPOSITE[name])
+
+
+@pytest.mark.parametrize("name", ["affine_grid", "lstm_cell", "bilinear", "cdist", "mha", "linear"])
+def test_a_backward_pass_inside_autocast_takes_the_same(name):
+    def autocast():
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+
+    watched = taken(autocast, OPERATORS[name], loss=True)
+    with _disable_current_modes():
+        assert watched == taken(autocast, OPERATORS[name], loss=True)

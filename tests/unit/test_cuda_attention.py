@@ -168,7 +168,7 @@ OUT = BATCH * HEADS * TOKENS * HEAD * 2  # in half precision
 ROWS = BATCH * HEADS * TOKENS
 PADDED_ROWS = BATCH * HEADS * 64  # 40 queries are padded to 64
 SCORES = ROWS * TOKENS * 4  # float32
-SEEDS = 16  # of dropout: two numbers of eight bytes; flash has a third
+SEEDS = 16  # of dropout: two numbers of eight bytes; flash has a third, the others' are the host's
 
 
 def test_flash_keeps_its_output_and_the_log_sum_exp():
@@ -188,9 +188,9 @@ def test_flash_pads_heads_to_eight():
 
 def test_the_memory_efficient_kernel_pads_the_log_sum_exp():
     kept, peak, operators = attend("t4")
-    assert kept == peak == OUT + 4 * PADDED_ROWS + SEEDS
+    assert kept == peak == OUT + 4 * PADDED_ROWS
     assert "_scaled_dot_product_efficient_attention_backward" in operators
-    assert attend("t4", grad=False)[:2] == (OUT, OUT + SEEDS)  # none without backward
+    assert attend("t4", grad=False)[:2] == (OUT, OUT)  # none without backward
 
 
 def test_nothing_is_kept_for_a_backward_that_autograd_does_not_record():
@@ -203,10 +203,10 @@ def test_nothing_is_kept_for_a_backward_that_autograd_does_not_record():
 
 def test_the_memory_efficient_kernel_keeps_an_additive_mask():
     kept, peak, _ = attend("t4", mask=(TOKENS, TOKENS))
-    assert kept == OUT + 4 * PADDED_ROWS + SEEDS + 2 * TOKENS * TOKENS
+    assert kept == OUT + 4 * PADDED_ROWS + 2 * TOKENS * TOKENS
     assert peak == kept
     odd, _, _ = attend("t4", mask=(TOKENS, 1))  # padded to eight columns, the padding is kept
-    assert odd == OUT + 4 * PADDED_ROWS + SEEDS + 2 * TOKENS * 8
+    assert odd == OUT + 4 * PADDED_ROWS + 2 * TOKENS * 8
 
 
 def test_cudnn_takes_masks_and_groups():

@@ -185,7 +185,7 @@ class KnownValues(TorchDispatchMode):
             return self._run_higher_order(func, args, kwargs)
         func = as_without_mode(func, args)
         with self._autocast.inside_of(func):
-            # Autograd has taken it apart before, but in inference mode and in higher-order operators.
+            # Autograd takes it apart, but not in inference mode or in higher-order operators.
             if _is_composite(func):
                 with self:
                     return func._op_dk(COMPOSITE, *args, **kwargs)

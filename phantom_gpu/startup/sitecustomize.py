@@ -24,6 +24,7 @@ AFTER = {
     "transformers.utils.hub": ("hub_stand_ins", "after_files"),
     "transformers.tokenization_utils_base": ("hub_stand_ins", "after_tokenizers"),
     "datasets.load": ("hub_stand_ins", "after_datasets"),
+    "safetensors.torch": ("watch_script", "after_safetensors"),
     "transformers.modeling_utils": ("zero_weights", "after_models"),
     "transformers.generation.stopping_criteria": ("zero_weights", "after_stopping"),
 }

@@ -117,10 +117,10 @@ def _after_models_before_5(module: Any) -> None:
         if isinstance(dtype, str):
             dtype = getattr(torch, dtype)
         quantized = getattr(config, "quantization_config", None) is not None
-        zeros = absent_weights(name, cls, config, dtype, quantized)
+        absent = absent_weights(name, cls, config, dtype, quantized)
         if module.is_accelerate_available() and not module.is_deepspeed_zero3_enabled():
             options.setdefault("low_cpu_mem_usage", True)  # or 4.48 copies the zeros
-        loaded = plain(cls, None, *args, config=config, state_dict=zeros, **options)
+        loaded = plain(cls, None, *args, config=config, state_dict=absent, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with what was found in files
         model.name_or_path = model.config.name_or_path = str(name)
         return loaded

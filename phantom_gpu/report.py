@@ -316,6 +316,10 @@ class FitReport:
         if others := sorted({name for each in self.answers for name in each.tokenizers_stood_in}):
             own = f"not of {', '.join(others)}'s own tokenizer"
             facts["Tokens"] = f"{own}: texts have other lengths"
+        if saved := sorted({folder for each in self.answers for folder in each.saved_in}):
+            first = os.path.relpath(saved[0], self.folder)
+            more = f" and {len(saved) - 1} more" if saved[1:] else ""
+            facts["Saved"] = f"zeros, in {first}{more}: no run must go on from them"
         return facts
 
     def _holders(self, gpu: GpuReport, most: int | None) -> Section:

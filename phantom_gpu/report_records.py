@@ -13,6 +13,8 @@ from gpumem.trace import WITHOUT_GRADIENTS, Phase, Timeline
 #: in for.
 NOT_READ: list[str] = []
 STOOD_IN: list[str] = []
+#: Folders into which this process saved tensors of a phantom GPU.
+SAVED_IN: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ class ProcessReport:
         versions: of PyTorch and CUDA.
         weights_not_read: models that transformers loaded as zeros.
         tokenizers_stood_in: models whose tokenizer is another one.
+        saved_in: folders that hold what was saved of a GPU, which are zeros.
         trainable, trained: tensors of optimizers that require a gradient, and how many had one.
         unsized_workspaces: libraries of NVIDIA's whose workspaces are not counted, since only they
             know how large these are.
@@ -205,6 +208,7 @@ class ProcessReport:
     versions: str = ""
     weights_not_read: list[str] = field(default_factory=list)
     tokenizers_stood_in: list[str] = field(default_factory=list)
+    saved_in: list[str] = field(default_factory=list)
     trainable: int = 0
     trained: int = 0
     faults: list[str] = field(default_factory=list)

@@ -29,7 +29,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import groupby
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -69,6 +69,7 @@ from phantom_gpu.allocator_history import (
 from phantom_gpu.guarded import guarded
 from phantom_gpu.report_records import (
     NOT_READ,
+    SAVED_IN,
     STOOD_IN,
     Change,
     DrawnRecord,
@@ -187,6 +188,7 @@ class Watch:
         run_backward = torch.autograd.graph._engine_run_backward
         for module in (torch.autograd, torch.autograd.graph):
             module._engine_run_backward = partial(self._backward, run_backward)
+        torch.save = torch.serialization.save = _noting(torch.save)
         stack = open(Path(self.orders.folder, f"{os.getpid()}.stack"), "w")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=stack)  # where it hangs, if the parent asks
         # `torch.compile` says so of hooks like ours, of which the program knows nothing.
@@ -590,6 +592,7 @@ class Watch:
             versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}",
             weights_not_read=list(dict.fromkeys(NOT_READ)),
             tokenizers_stood_in=list(dict.fromkeys(STOOD_IN)),
+            saved_in=[*filter(os.path.isdir, dict.fromkeys(SAVED_IN))],
             trainable=sum(trainable for trainable, _ in self._trainable.values()),
             trained=sum(trained for _, trained in self._trainable.values()),
             faults=self.faults,
@@ -847,6 +850,28 @@ def _pinned_bytes() -> int:
     if not torch.cuda.is_initialized() or not hasattr(torch.cuda, "host_memory_stats"):
         return 0  # 2.6 does not say
     return torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
+
+
+def after_safetensors(module: Any) -> None:
+    """Note what is saved by safetensors, too."""
+    module.save_file = _noting(module.save_file)
+
+
+def _noting(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that saves: note the folder if it is given tensors of a GPU.
+
+    Missed is what was moved to the host, or into a buffer, before.
+    """
+
+    @wraps(save)
+    def noting(*given: Any, **options: Any) -> Any:
+        values = [*given, *options.values()]
+        if any(tensor.is_cuda for tensor in tensors_in(values)):
+            files = [value for value in values if isinstance(value, str | os.PathLike)]
+            SAVED_IN.extend(os.path.dirname(os.path.abspath(file)) for file in files)
+        return save(*given, **options)
+
+    return noting
 
 
 def line_of(frame: FrameType | None) -> str:

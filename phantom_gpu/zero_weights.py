@@ -7,11 +7,14 @@ transformers' own code: devices, quantization, tied weights, every request to th
 that need no conversion are mapped by transformers, and the phantom never reads them.
 
 Limits: without its files, a checkpoint is taken to be as transformers would write it. One that
-is quantized already cannot be told from its config. Other libraries' loaders are not changed.
+is quantized already cannot be told from its config. Other libraries' loaders are not changed, and
+transformers before 5 reads the weights that are here.
 """
 
+import contextlib
 import copy
 import functools
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -20,9 +23,14 @@ import torch
 from phantom_gpu.hub_stand_ins import is_hub_id, say
 from phantom_gpu.report_records import NOT_READ
 
+_WEIGHT_FILES = ("SAFE_WEIGHTS", "SAFE_WEIGHTS_INDEX", "WEIGHTS", "WEIGHTS_INDEX")
+_OTHER_SOURCES = ("state_dict", "gguf_file", "from_tf", "from_flax")
+
 
 def after_models(module: Any) -> None:
     """Have transformers load zeros where a model's weights are not here, or would be converted."""
+    if not hasattr(module, "LoadStateDictConfig"):
+        return _after_models_before_5(module)
     find, load = (
         module._get_resolved_checkpoint_files,
         module.PreTrainedModel._load_pretrained_model,
@@ -49,15 +57,7 @@ def after_models(module: Any) -> None:
         name, dtype = str(load_config.pretrained_model_name_or_path), load_config.dtype
         ready = load_config.hf_quantizer is not None and load_config.hf_quantizer.pre_quantized
         if state_dict is None and not checkpoint_files:
-            if ready:
-                raise OSError(
-                    f"the weights of {name} are not on this machine, and as they are quantized "
-                    "already only their files say how they are laid out; put these here, or load "
-                    "the model that they were made from with a quantization_config"
-                )
-            state_dict = absent_weights(model, dtype)
-            say(name, f"the weights of {name} are not on this machine: they are zeros")
-            NOT_READ.append(name)
+            state_dict = absent_weights(name, type(model), model.config, dtype, ready)
         elif state_dict is None and expected_keys is None and not ready:
             mapped = {}
             for file in checkpoint_files:
@@ -77,6 +77,57 @@ def after_models(module: Any) -> None:
     module.PreTrainedModel._load_pretrained_model = staticmethod(load_zeros)
 
 
+def _after_models_before_5(module: Any) -> None:
+    """Do the same for transformers 4, which takes a state dict in place of a model's name."""
+    from transformers import GenerationConfig
+
+    plain = module.PreTrainedModel.from_pretrained.__func__
+    files = [getattr(module, f"{kind}_NAME") for kind in _WEIGHT_FILES]
+
+    def are_here(name, options):
+        places = {
+            key: options[key] for key in ("cache_dir", "revision", "subfolder") if key in options
+        }
+        return any(
+            module.cached_file(
+                name,
+                module._add_variant(file, options.get("variant")),
+                local_files_only=True,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+                **places,
+            )
+            for file in files
+        )
+
+    @functools.wraps(plain)
+    def from_pretrained(cls, name, *args, config=None, **options):
+        if name is None or any(map(options.get, _OTHER_SOURCES)) or are_here(name, options):
+            return plain(cls, name, *args, config=config, **options)
+        if "generation_config" not in options:
+            with contextlib.suppress(OSError):  # there is none
+                options["generation_config"] = GenerationConfig.from_pretrained(name)
+        if not isinstance(config, module.PretrainedConfig):
+            config, options = cls.config_class.from_pretrained(
+                config or name, return_unused_kwargs=True, **options
+            )
+        dtype = options.get("dtype") or options.get("torch_dtype") or torch.float32
+        if dtype == "auto":
+            dtype = config.torch_dtype or torch.float32
+        if isinstance(dtype, str):
+            dtype = getattr(torch, dtype)
+        quantized = getattr(config, "quantization_config", None) is not None
+        absent = absent_weights(name, cls, config, dtype, quantized)
+        if module.is_accelerate_available() and not module.is_deepspeed_zero3_enabled():
+            options.setdefault("low_cpu_mem_usage", True)  # or 4.48 copies the zeros
+        loaded = plain(cls, None, *args, config=config, state_dict=absent, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with what was found in files
+        model.name_or_path = model.config.name_or_path = str(name)
+        return loaded
+
+    module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+
 def after_stopping(module: Any) -> None:
     """Have texts become as long as was asked for: which token ends one is unknown."""
     plain = module.EosTokenCriteria.__call__
@@ -88,20 +139,37 @@ def after_stopping(module: Any) -> None:
     module.EosTokenCriteria.__call__ = never
 
 
-def absent_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return zeros for all that transformers would write of a model as ``model`` is unquantized.
+def absent_weights(
+    name: str, kind: type, config: Any, dtype: torch.dtype, quantized: bool
+) -> dict[str, torch.Tensor]:
+    """Return zeros for all that transformers would write of a model as ``kind`` is unquantized.
 
     Whole numbers and booleans are left out: transformers computes what a checkpoint lacks.
-    """
-    from transformers.core_model_loading import revert_weight_conversion
 
+    Raises:
+        OSError: the checkpoint is quantized already.
+    """
+    if quantized:
+        raise OSError(
+            f"the weights of {name} are not on this machine, and as they are quantized "
+            "already only their files say how they are laid out; put these here, or load "
+            "the model that they were made from with a quantization_config"
+        )
     with torch.device("meta"):
-        whole = type(model)(copy.deepcopy(model.config))
-    tied = whole.all_tied_weights_keys
-    names = {name: value for name, value in whole.state_dict().items() if name not in tied}
+        whole = kind(copy.deepcopy(config))
+    first_names = {}  # of each tensor: what has a second name is tied
+    for weight, tensor in whole.state_dict(keep_vars=True).items():
+        first_names.setdefault(tensor, weight)
+    tensors = {weight: tensor.detach() for tensor, weight in first_names.items()}
+    if importlib.util.find_spec("transformers.core_model_loading"):  # 5 changes what it read
+        from transformers.core_model_loading import revert_weight_conversion
+
+        tensors = revert_weight_conversion(whole, tensors)
+    say(name, f"the weights of {name} are not on this machine: they are zeros")
+    NOT_READ.append(name)
     return {
-        name: zeros(tensor.shape, dtype)
-        for name, tensor in revert_weight_conversion(whole, names).items()
+        weight: zeros(tensor.shape, dtype)
+        for weight, tensor in tensors.items()
         if tensor.is_floating_point()
     }
 

@@ -24,6 +24,7 @@ AFTER = {
     "transformers.utils.hub": ("hub_stand_ins", "after_files"),
     "transformers.tokenization_utils_base": ("hub_stand_ins", "after_tokenizers"),
     "datasets.load": ("hub_stand_ins", "after_datasets"),
+    "safetensors.torch": ("watch_script", "after_safetensors"),
     "transformers.modeling_utils": ("zero_weights", "after_models"),
     "transformers.generation.stopping_criteria": ("zero_weights", "after_stopping"),
 }
@@ -47,7 +48,13 @@ class _After(importlib.abc.MetaPathFinder):
         def execute_and_continue(module):
             execute(module)
             file, function = AFTER[name]
-            getattr(importlib.import_module(f"{PACKAGE}.{file}"), function)(module)
+            try:
+                getattr(importlib.import_module(f"{PACKAGE}.{file}"), function)(module)
+            except (AttributeError, ImportError) as error:
+                if name == "torch":
+                    raise
+                said = f"{name} of this version is left as it is ({error})"
+                print(f"labkit: {said}: what is not on this machine is missed", file=sys.stderr)
 
         spec.loader.exec_module = execute_and_continue
         return spec

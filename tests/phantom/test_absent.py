@@ -113,6 +113,34 @@ def test_a_hubs_name_is_enough(run):
     assert "not of meta-llama/Llama-3.2-1B-Instruct, t5's own tokenizer" in text
 
 
+FOLDER = """
+import os, torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128)
+LlamaConfig(**sizes, vocab_size=1000).save_pretrained("model")
+model = AutoModelForCausalLM.from_pretrained("./model")
+print(os.listdir("model"), get_last_checkpoint("model"))
+row = dict.fromkeys(("input_ids", "labels"), torch.zeros(16, dtype=torch.int64))
+options = TrainingArguments("model", max_steps=2, save_steps=1, report_to=[])
+Trainer(model=model, args=options, train_dataset=[row] * 32).train()
+Trainer(model=model, args=options, train_dataset=[row] * 32).train("model/checkpoint-1")
+print(get_last_checkpoint("model"))
+"""
+
+
+def test_a_folder_with_a_config_gets_no_file_but_what_the_script_saves(run, tmp_path):
+    verdict, printed, said = run(FOLDER)
+    lines = printed.splitlines()
+    assert (lines[0], lines[-1]) == ("['config.json'] None", "model/checkpoint-2")
+    assert said == ["labkit: the weights of ./model are not on this machine: they are zeros"]
+    assert (verdict.fits, verdict.answers[0].steps) == (True, 3)
+    saved = [str(tmp_path / "model" / f"checkpoint-{step}") for step in (1, 2)]
+    assert verdict.answers[0].saved_in == saved
+    assert "Saved      zeros, in model/checkpoint-1 and 1 more: no run must go on" in str(verdict)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

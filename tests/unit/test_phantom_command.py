@@ -173,10 +173,16 @@ def test_one_process_that_fails_decides_for_all():
 
 
 def test_what_was_not_there_is_said():
-    absent = replace(ANSWER, weights_not_read=["a/b", "c/d"], tokenizers_stood_in=["a/b"])
-    text = str(verdict(absent, returncode=0))
+    absent = replace(
+        ANSWER,
+        weights_not_read=["a/b", "c/d"],
+        tokenizers_stood_in=["a/b"],
+        saved_in=["/work/out/checkpoint-2", "/work/out/checkpoint-4"],
+    )
+    text = str(replace(verdict(absent, returncode=0), folder="/work"))
     assert "Weights    of a/b, c/d were not read: they are zeros" in text
     assert "Tokens     not of a/b's own tokenizer" in text
+    assert "Saved      zeros, in out/checkpoint-2 and 1 more: no run must go on from them" in text
 
 
 def test_a_program_that_ends_while_it_is_looked_at_costs_no_answer(tmp_path):

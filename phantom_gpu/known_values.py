@@ -293,7 +293,7 @@ class KnownValues(TorchDispatchMode):
         """Return the CPU's tensor with the values of ``tensor``; None if they are unknown."""
         if not tensor.is_cuda:
             return tensor
-        if type(tensor) not in PLAIN:
+        if not _plain(tensor):
             return None
         for settle in self._arriving.pop(tensor.untyped_storage()._cdata, ()):
             settle()
@@ -308,7 +308,7 @@ class KnownValues(TorchDispatchMode):
 
     def _assumed(self, tensor: torch.Tensor) -> bool:
         """Return whether what is known of ``tensor`` goes back to unknown values read as zeros."""
-        if not tensor.is_cuda or type(tensor) not in PLAIN:
+        if not tensor.is_cuda or not _plain(tensor):
             return False
         return self._twins.get(tensor.untyped_storage()._cdata, (None, None, False))[2]
 
@@ -318,7 +318,7 @@ class KnownValues(TorchDispatchMode):
         plain = torch.Tensor.__repr__
 
         def shown(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-            if tensor.is_cuda and type(tensor) in PLAIN and tensor_contents is None:
+            if tensor.is_cuda and _plain(tensor) and tensor_contents is None:
                 twin = self.twin(tensor.detach())
                 tensor_contents = "values unknown on a phantom GPU"
                 if twin is not None and not self._assumed(tensor):
@@ -511,7 +511,7 @@ class KnownValues(TorchDispatchMode):
         return {
             tensor.untyped_storage()._cdata
             for tensor in tensors_in(values)
-            if tensor.is_cuda and type(tensor) in PLAIN
+            if tensor.is_cuda and _plain(tensor)
         }
 
     @guarded
@@ -570,7 +570,7 @@ class KnownValues(TorchDispatchMode):
 
     def _drop(self, tensor: torch.Tensor) -> None:
         """Take what ``tensor`` holds as unknown."""
-        key = tensor.untyped_storage()._cdata if type(tensor) in PLAIN else None
+        key = tensor.untyped_storage()._cdata if _plain(tensor) else None
         self._twins.pop(key, None)
         self._arriving.pop(key, None)
 
@@ -607,8 +607,13 @@ def _masked(tensor: torch.Tensor, mask: torch.Tensor) -> tuple:
     return tensor, [mask]
 
 
+def _plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a storage of its own: no wrapper, not sparse."""
+    return type(tensor) in PLAIN and tensor.layout is torch.strided
+
+
 def _followed(tensor: torch.Tensor) -> bool:
-    if type(tensor) not in PLAIN:
+    if not _plain(tensor):
         return False
     small = tensor.is_floating_point() or tensor.is_complex()
     return tensor.numel() <= (MOST_FLOATS if small else MOST_ELEMENTS)
@@ -618,7 +623,7 @@ def _knowable(tensor: torch.Tensor, most_floats: int = MOST_KNOWN_FLOATS) -> boo
     """Return whether the values of a tensor are followed once they are known."""
     if _followed(tensor):
         return True
-    few = type(tensor) in PLAIN and tensor.numel() <= most_floats
+    few = _plain(tensor) and tensor.numel() <= most_floats
     return few and not tensor.requires_grad
 
 

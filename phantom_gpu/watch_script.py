@@ -866,9 +866,12 @@ def _noting(save: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(save)
     def noting(*given: Any, **options: Any) -> Any:
         values = [*given, *options.values()]
-        if any(tensor.is_cuda for tensor in tensors_in(values)):
-            files = [value for value in values if isinstance(value, str | os.PathLike)]
-            SAVED_IN.extend(os.path.dirname(os.path.abspath(file)) for file in files)
+        try:
+            if any(tensor.is_cuda for tensor in tensors_in(values)):
+                files = [value for value in values if isinstance(value, str | os.PathLike)]
+                SAVED_IN.extend(os.path.dirname(os.path.abspath(file)) for file in files)
+        except Exception as error:  # something that holds itself, for one
+            print(f"labkit: where zeros are saved is not noted: {error}", file=sys.stderr)
         return save(*given, **options)
 
     return noting

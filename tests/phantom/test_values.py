@@ -334,3 +334,14 @@ def test_a_tensor_in_parts_draws_random_numbers():
         assert "unknown" in repr(weight.to_local())
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_sparse_tensors_are_left_alone(monkeypatch):
+    [known] = _get_current_dispatch_mode_stack()
+    faults = []
+    monkeypatch.setattr(known, "note_fault", lambda *fault: faults.append(fault))
+    dense = torch.ones(4, 4, device="cuda")
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr()):
+        assert (sparse @ dense).shape == (4, 4)
+        assert "sparse" in repr(sparse)
+    assert not faults

@@ -69,8 +69,8 @@ TAKE_MASKS = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
-#: Of those that shape their result by values: an unknown mask is taken to choose everything.
-SELECTS = {aten.nonzero.default, aten.index.Tensor}
+#: For them an unknown mask is taken to choose everything.
+SELECTS = {aten.nonzero.default, *TAKE_MASKS}
 #: They write all of their first argument and read nothing of it.
 OVERWRITES = {
     aten.copy_.default,
@@ -234,10 +234,14 @@ class KnownValues(TorchDispatchMode):
         if func is aten.masked_select.default:  # it is an index by the mask, once both have a shape
             func, args = aten.index.Tensor, _masked(*args)
         for tensor in _deciding(func, args, kwargs):
-            if self.twin(tensor) is None or self._assumed(tensor):
+            unknown = self.twin(tensor) is None
+            if unknown or self._assumed(tensor):
                 self.on_unknown(tensor)
-            if func in SELECTS and tensor.dtype is torch.bool and self.twin(tensor) is None:
-                self._choose_all(tensor)
+            if unknown and func in SELECTS and tensor.dtype is torch.bool:
+                if tensor.numel() <= MOST_ELEMENTS:
+                    self._choose_all(tensor)
+                elif func is aten.nonzero.default:
+                    return _all_places(tensor)
         if func in TAKE_MASKS:
             args = self._places(args) or args
             tensors = list(tensors_in(args))
@@ -516,12 +520,13 @@ class KnownValues(TorchDispatchMode):
 
     @guarded
     def _places(self, args) -> tuple:
-        """Replace known masks among the indices by the places that they select."""
+        """Replace masks among the indices by the places that they select."""
         indices = []
         for index in args[1]:
-            twin = self.twin(index) if _is_mask(index) else None
-            if twin is None:
+            if not _is_mask(index):
                 indices.append(index)
+            elif (twin := self.twin(index)) is None:
+                indices += _all_places(index).unbind(1)
             else:
                 indices += [self._made(place, index.device) for place in twin.nonzero().unbind(1)]
         return (args[0], indices, *args[2:])
@@ -590,6 +595,11 @@ def _has_rule(func: Any) -> bool:
 
 def _is_mask(index: torch.Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _all_places(mask: torch.Tensor) -> torch.Tensor:
+    """Return room for the place of every element of a mask, in a tensor of unknown values."""
+    return _new([mask.numel(), mask.dim()], dtype=torch.int64, device=mask.device)
 
 
 def _deciding(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ SLOWEST := --durations=30 --durations-min=5
 
 COLAB := .venv-colab
 PHANTOM := .venv-phantom
+SCRIPTS := .venv-scripts
 PHANTOM_TESTS = -m "not nightly" tests/phantom
 COLAB_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,hosted cards widgets exercises))
 
@@ -40,7 +41,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test-lessons test-code test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all lint form format constraints site map picture links clean
+.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all scripts lint form format constraints site map picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -89,6 +90,10 @@ test-phantom: $(PHANTOM)/.built $(MORE) ## Hold labkit to PyTorch's own CUDA cod
 # With all lessons, in half an hour.
 test-phantom-all: PHANTOM_TESTS = tests/phantom
 test-phantom-all: test-phantom ## The same with all lessons
+
+# Their repositories are cloned; SOURCES=DIR names a folder with clones as owner--name instead.
+scripts: $(SCRIPTS)/.built ## Run public training scripts on the phantom, held to benchmarks/scripts.json
+	$(SCRIPTS)/bin/python benchmarks/scripts.py $(if $(SOURCES),--sources $(SOURCES))
 
 lint: $(STAMP) ## Lint, check the format of code and notebooks, and the spelling
 	$(BIN)/ruff check .
@@ -184,6 +189,14 @@ $(PHANTOM)/.built: .ci/locked/phantom.txt $(STAMP)
 		printf '#!%s\nimport sys\n\nfrom %s import main\n\nsys.exit(main())\n' \
 			"$(abspath $(PHANTOM))/bin/python" "$${command#*=}" > "$(PHANTOM)/bin/$${command%%=*}" && \
 		chmod +x "$(PHANTOM)/bin/$${command%%=*}" || exit 1; done
+	@touch $@
+
+$(SCRIPTS)/.built: .ci/scripts.txt $(PHANTOM)/.built
+	rm -rf $(SCRIPTS)
+	$(BIN)/python -m venv --without-pip $(SCRIPTS)
+	site=$$(echo $(SCRIPTS)/lib/python*/site-packages) && phantom=$$(echo $(PHANTOM)/lib/python*/site-packages) && \
+		{ echo "$(CURDIR)/$$phantom"; cat "$$phantom/below.pth"; } > "$$site/below.pth"
+	$(SCRIPTS)/bin/python -m pip install --quiet --no-deps -r .ci/scripts.txt
 	@touch $@
 
 # What only tests and the site need beside that: a driver for the system's browser, JupyterHub with

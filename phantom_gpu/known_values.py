@@ -86,6 +86,15 @@ UNINITIALIZED = {
     aten.new_empty,
     aten.new_empty_strided,
 }
+#: They take a tensor's shape or type, and none of its values.
+LIKE = {
+    aten.zeros_like,
+    aten.ones_like,
+    aten.full_like,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+}
 #: They say whether two tensors are alike, and read the GPU for it.
 COMPARISONS = {aten.equal.default, aten.allclose.default}
 #: Collectives' companions, which move no values.
@@ -257,6 +266,9 @@ class KnownValues(TorchDispatchMode):
             if func is CHECKS_GRADIENTS:
                 self._checked(args[1])
                 return out
+            if func.overloadpacket in LIKE:
+                self._filled(func, args, kwargs, out)
+                return out
             self._forget(func, args, kwargs)
             # What goes to pinned memory is offloaded, to come back unread.
             to_host = isinstance(out, torch.Tensor) and not out.is_cuda and out.numel()
@@ -378,6 +390,11 @@ class KnownValues(TorchDispatchMode):
     def _empty(self, out: torch.Tensor) -> None:
         if out.is_cuda and _followed(out):
             self.remember(out)
+
+    @guarded
+    def _filled(self, func, args, kwargs, out) -> None:
+        if out.is_cuda and _followed(out):
+            self.remember(out, self._on_twins(func, args, kwargs, zeros=True))
 
     @guarded
     def _resize(self, tensor: torch.Tensor, shape: list[int]) -> None:

@@ -78,6 +78,13 @@ def lengths_of_a_loss(device):
     return [loss.shape for loss in ctc], given
 
 
+def lengths_without_a_mask(device):
+    """Return what a speech model takes as the lengths of rows that need no padding."""
+    sound = torch.randn(8, 200_000, device=device)
+    mask = torch.ones_like(sound, dtype=torch.int64)
+    return (mask.sum(-1) - 400) // 320 + 1, sound.new_full((3,), 2, dtype=torch.int32)
+
+
 def resized(device):
     x = torch.tensor([1, 2], device=device)
     x.resize_(4)[2:] = 3
@@ -142,6 +149,7 @@ def masked_gradients(device):
         few_floats,
         many_floats_of_the_host,
         lengths_of_a_loss,
+        lengths_without_a_mask,
         resized,
         packing,
         one_hot_and_scatter,

@@ -218,9 +218,14 @@ class Search:
         return found.peak_reserved_bytes + buckets
 
     def larger_gpu(self, recipe: Recipe, margin: float) -> str | None:
-        """Return the smallest larger GPU of the catalogue that holds ``recipe``; None if none."""
+        """Return the smallest larger GPU of the catalogue that holds ``recipe``; None if none.
+
+        Those that share the CPU's memory are none for a recipe of those that do not.
+        """
         for gpu in catalogue.gpus():
-            if gpu.budget_bytes <= self.gpu.budget_bytes:
+            if gpu.budget_bytes <= self.gpu.budget_bytes or gpu.unified != self.gpu.unified:
+                continue
+            if gpu.budget_bytes * (1 - margin) < self._least_bytes(recipe):
                 continue
             try:
                 found = estimate(self.config, gpu=gpu, recipe=recipe)

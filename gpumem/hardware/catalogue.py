@@ -3,9 +3,9 @@
 The figures live in ``gpus.toml`` beside this file, each with its source; this module reads and
 looks them up. Standard library only.
 
-Limits: vendor peak rates, which no program reaches. One entry per common variant (SXM rather
-than PCIe, the largest Apple configuration). Usable capacity moves by a few tenths of a GiB with
-the driver and with ECC, so a verdict within 0.5 GiB of the limit is a guess.
+Limits: vendor peak rates, which no program reaches. One entry per common variant. Usable capacity
+moves by a few tenths of a GiB with the driver and with ECC, so a verdict within 0.5 GiB of the
+limit is a guess.
 """
 
 import re
@@ -37,6 +37,8 @@ class Gpu:
         usable_bytes: total capacity as CUDA reports it (``capacity_source``).
         context_bytes: what CUDA takes of it outside the allocator; 0 on unified memory.
         bandwidth_gb_per_s: memory bandwidth, GB (10**9 bytes) per second.
+        host_link_gb_per_s: what its link to the host carries in one direction, where that is not
+            PCI Express.
         nvlink_gb_per_s: what one GPU sends to others over NVLink or AMD's Infinity Fabric, in one
             direction; None where they have neither.
         fp32_tflops: rate in full FP32, 10**12 operations per second, a multiply-add counted as
@@ -62,6 +64,7 @@ class Gpu:
     context_bytes: int
     bandwidth_gb_per_s: float
     nvlink_gb_per_s: float | None = None
+    host_link_gb_per_s: float | None = None
     fp32_tflops: float | None = None
     fp16_tflops: float | None = None
     bf16_tflops: float | None = None
@@ -87,12 +90,12 @@ class Gpu:
 
     @property
     def link_gb_per_s(self) -> float | None:
-        """What 16 lanes carry in one direction; None where CPU and GPU share the memory.
+        """What the link to the host carries in one direction: as a rule, 16 lanes do.
 
-        AMD's GPUs count as PCI Express 5.
+        None where CPU and GPU share the memory. AMD's GPUs count as PCI Express 5.
         """
-        if self.unified:
-            return None
+        if self.unified or self.host_link_gb_per_s:
+            return self.host_link_gb_per_s
         major = self.compute_capability[0] if self.compute_capability else 9
         return _LINK_GB_PER_S[min(max(major - 4, 3), 5)]  # Volta and Turing have 3, Hopper 5
 
@@ -158,7 +161,8 @@ def gpu(name: str | Gpu) -> Gpu:
     for candidate in GPUS.values():
         if folded in _spellings(candidate):
             return candidate
-    sizes = [key for key in GPUS if re.fullmatch(re.escape(folded) + r"\d+gb", _fold(key))]
+    in_sizes = re.compile(rf"(?:rtx)?{re.escape(folded)}\d+gb")
+    sizes = [key for key in GPUS if in_sizes.fullmatch(_fold(key))]
     if sizes:
         choices = " or ".join(map(repr, sizes))
         raise InputError(f"GPU {name!r} comes in several sizes: say {choices}.")

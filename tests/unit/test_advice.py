@@ -252,6 +252,14 @@ def test_nothing_fits(guessed):
         found.write("never.py")
 
 
+def test_a_larger_gpu_is_one_with_memory_of_its_own(guessed):
+    l4, llama = GPUS["l4"], catalogue.config("Llama-3.1-8B")
+    asked = search.Search(llama, l4, 1, 64, None, l4.budget_bytes, None)
+    recipe = Recipe(seq_len=64, precision="bf16", optimizer="sgd")  # weights and gradients: 30 GiB
+    assert asked.larger_gpu(recipe, 0.05) == "a100-40gb"  # not the M4 Max of 48 GB
+    assert len(guessed) == 1  # those that arithmetic rules out are not tried
+
+
 def test_data_parallel_halves_the_bound(guessed):
     one = lab.advise(TINY, SMALL_GPU, seq_len=128, only="lora")
     two = lab.advise(TINY, SMALL_GPU, seq_len=128, only="lora", gpus=2)

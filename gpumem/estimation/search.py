@@ -275,11 +275,13 @@ def left_to_gain(tried: Iterable[Option]) -> float:
 
 
 def link_and_bound(found: Estimate, shapes: Shapes) -> tuple[int, float]:
-    """Return the bytes that cross between host and GPU in a step, and a step's least seconds."""
+    """Return the bytes that cross between host and GPU in a step, and a step's least seconds: those
+    of the listed GPU nearest to it where nothing is known of its speed."""
     run, recipe = found.run, found.recipe
     crossing = recipes_to_try.link_bytes(recipe, shapes, bytes_to_host(run.trace))
     flops = {recipe.precision: run.flops}
-    return crossing, least_seconds(found.gpu, flops, run.moved_bytes, crossing, run.sent_bytes)
+    gpu = catalogue.rated(found.gpu)
+    return crossing, least_seconds(gpu, flops, run.moved_bytes, crossing, run.sent_bytes)
 
 
 def bytes_to_host(trace: Trace) -> int:

@@ -252,6 +252,16 @@ def test_nothing_fits(guessed):
         found.write("never.py")
 
 
+def test_bounds_of_an_unlisted_gpu_are_those_of_the_nearest(guessed):
+    listed, described = (lab.advise("GPT-2", gpu, only="lora") for gpu in ("l4", "22GiB:8.9"))
+    assert (listed.rated_as, described.rated_as) == ("l4", "l4")
+    sentence = "Nothing is known of this GPU's speed: bounds are those of NVIDIA L4."
+    assert sentence in str(described)
+    assert sentence not in str(listed)
+    assert described.options[0].seconds_per_token == listed.options[0].seconds_per_token
+    assert described.to_dict()["rated_as"] == "l4"
+
+
 def test_a_larger_gpu_is_one_with_memory_of_its_own(guessed):
     l4, llama = GPUS["l4"], catalogue.config("Llama-3.1-8B")
     asked = search.Search(llama, l4, 1, 64, None, l4.budget_bytes, None)

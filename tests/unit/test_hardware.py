@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from gpumem.hardware import catalogue, cuda, this_machine
+from gpumem.hardware.least_seconds import least_seconds
 from gpumem.inputs import InputError
 from gpumem.units import GIB, MIB
 
@@ -148,6 +149,48 @@ def test_no_name_fits_two():
 
 def test_a_superchip_is_linked_by_more_than_pci_express():
     assert (catalogue.gpu("gh200").link_gb_per_s, catalogue.gpu("h100").link_gb_per_s) == (450, 63)
+
+
+# --- a GPU that is not listed --------------------------------------------------------------------
+
+
+def test_a_gpu_is_described_by_memory_and_compute_capability():
+    gpu = catalogue.gpu("24 GiB:8.9")
+    assert (gpu.key, catalogue.gpu(gpu.key)) == ("24gib:8.9", gpu)
+    assert gpu.name == "NVIDIA GPU with 24.0 GiB and compute capability 8.9"
+    assert (gpu.usable_bytes, gpu.compute_capability) == (24 * GIB, (8, 9))
+    assert (gpu.context_bytes, gpu.context_known) == (512 * MIB, "assumed")
+    assert gpu.multiprocessors == catalogue.gpu("rtx-4090").multiprocessors
+    assert (gpu.bf16_native, catalogue.gpu("11GB:7.5").bf16_native) == (True, False)
+
+
+def test_no_bound_where_nothing_is_known_of_the_speed():
+    gpu = catalogue.gpu("24GiB:8.9")
+    assert least_seconds(gpu, {"bf16": 10**15}, 10**12, 10**12, 10**12) is None
+    assert catalogue.rated(gpu) is catalogue.gpu("rtx-4090")
+    assert catalogue.rated(catalogue.gpu("t4")) is catalogue.gpu("t4")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("24GiB", "memory and compute capability, such as 24GiB:8.9, not '24GiB'"),
+        ("24GiB:", "such as 24GiB:8.9"),
+        (":8.9", "such as 24GiB:8.9"),
+        ("0GiB:8.9", "from 1.00 GiB to 1.00 TiB, not '0gib'"),
+        ("24:8.9", "from 1.00 GiB to 1.00 TiB, not '24'"),
+        ("1000000000GiB:8.9", "from 1.00 GiB to 1.00 TiB"),
+        ("1e9GiB:8.9", "memory must be a size such as 64GiB, not '1e9gib'"),
+        ("-24GiB:8.9", "memory must be a size such as 64GiB, not '-24gib'"),
+        ("nanGiB:8.9", "memory must be a size such as 64GiB, not 'nangib'"),
+        ("24GiB:3.5", "unknown compute capability '3.5'"),
+        ("24GiB:99.9", "unknown compute capability '99.9'.*Known: 7.0, 7.5, 8.0, 8.6, 8.9, 9.0"),
+        ("24GiB:nan", "unknown compute capability 'nan'"),
+    ],
+)
+def test_a_description_without_sense_is_refused(name, message):
+    with pytest.raises(InputError, match=message):
+        catalogue.gpu(name)
 
 
 # --- this machine ------------------------------------------------------------------------------
@@ -340,6 +383,7 @@ def test_this_gpu_is_the_catalogues_or_one_with_its_own_memory(monkeypatch):
     gpu = this_machine.this_gpu()
     assert (gpu.name, gpu.usable_bytes) == ("NVIDIA Imaginary 9000", 7 * MIB)
     assert (gpu.compute_capability, gpu.bf16_native) == ((7, 5), False)
+    assert gpu.bandwidth_gb_per_s is None  # which is not that of the T4
     whole = dataclasses.replace(
         here, name="NVIDIA H200", capacity_bytes=catalogue.gpu("h200").usable_bytes
     )

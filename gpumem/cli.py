@@ -9,16 +9,17 @@ terminal, tables are 160 characters wide.
 import argparse
 import contextlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpumem import inputs
 from gpumem.inputs import InputError
 from gpumem.units import format_bytes
 
 _EXIT = "exit code: 0 if it fits, 1 if it does not, 2 for bad input"
+GPU_HELP = "one that `labkit gpus` lists, or its memory and compute capability, as 24GiB:8.9"
 _MODEL = "a model of the table, a folder with config.json, or a hub id"
 WIDTH_WITHOUT_TERMINAL = 160
 _RECIPE_HELP = {
@@ -54,7 +55,7 @@ def add_commands(commands: Any) -> None:
     add_recipe_options(estimate)
     option = estimate.add_argument
     smallest = "this machine's, else the smallest common one that can run the recipe"
-    option("--gpu", metavar="NAME", help=f"a GPU of the catalogue (default: {smallest})")
+    option("--gpu", metavar="NAME", help=f"{GPU_HELP} (default: {smallest})")
     option("--recipe", metavar="FILE.json", help="start from a recipe in a file")
     option("--exact", action="store_true", help="trace every layer, even if identical")
 
@@ -63,7 +64,7 @@ def add_commands(commands: Any) -> None:
     advise.set_defaults(action=_advise)
     option = advise.add_argument
     several = "how many of them, each with a copy of the model or sharing it (default: 1)"
-    option("--gpu", required=True, metavar="NAME", help="a GPU of the catalogue")
+    option("--gpu", required=True, metavar="NAME", help=GPU_HELP)
     option("--gpus", type=int, default=1, metavar="N", help=several)
     option("--seq-len", type=int, metavar="N", help="tokens per sequence (default: 1024)")
     option("--write", metavar="FILE.py", help="write a script for the best recipe")
@@ -79,12 +80,11 @@ def add_commands(commands: Any) -> None:
 
 
 def size(text: str) -> int:
-    """Return the bytes that ``64GiB`` or ``22 GB`` means."""
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([KMGT])(I?))?B?", text.upper())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"must be a size such as 64GiB, not {text[:40]!r}")
-    power = " KMGT".index(found[2] or " ")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    """Return the bytes that an option's ``64GiB`` or ``22 GB`` means."""
+    try:
+        return inputs.size(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import numbers
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -41,6 +42,15 @@ def positive_int(value: Any, what: str, *, most: int = 1 << 31) -> int:
     if not 1 <= value <= most:
         raise InputError(f"{what} must be from 1 to {most}, not {shown(value)}")
     return int(value)
+
+
+def size(text: str, what: str = "it") -> int:
+    """Return the bytes that ``64GiB`` or ``22 GB`` means, or raise an `InputError`."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([KMGT])(I?))?B?", text.upper())
+    if found is None:
+        raise InputError(f"{what} must be a size such as 64GiB, not {text[:40]!r}")
+    power = " KMGT".index(found[2] or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def shown(value: Any) -> str:

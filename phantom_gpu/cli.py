@@ -29,7 +29,8 @@ def add_command(commands: Any) -> None:
         epilog="exit code: 0 if it fits, 1 if it does not, 2 for bad input or a script that fails",
     )
     option = parser.add_argument
-    option("--gpu", default=DEFAULT_GPU, metavar="NAME", help="(default: %(default)s)")
+    text = f"{cli.GPU_HELP} (default: %(default)s)"
+    option("--gpu", default=DEFAULT_GPU, metavar="NAME", help=text)
     several = "how many (default: as many as the command starts processes, else 1)"
     option("--gpus", type=int, metavar="N", help=several)
     option("--steps", type=int, default=0, metavar="N", help="end after so many optimizer steps")

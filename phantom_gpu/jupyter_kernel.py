@@ -38,5 +38,5 @@ def install_kernel(gpu: str, count: int = 1) -> tuple[str, str]:
     }
     with TemporaryFolder() as folder:
         (folder / "kernel.json").write_text(json.dumps(spec, indent=1), encoding="utf-8")
-        name = f"phantom-{card.key}" + (f"x{count}" if count > 1 else "")
+        name = f"phantom-{card.key.replace(':', '-')}" + (f"x{count}" if count > 1 else "")
         return title, KernelSpecManager().install_kernel_spec(str(folder), name, user=True)

@@ -23,7 +23,7 @@ from gpumem.estimation.estimate import MOST_HOST_BYTES
 from gpumem.estimation.recipe import MOST_SEQUENCE
 from gpumem.estimation.search import GROUPS, Option, Search
 from gpumem.hardware import catalogue
-from gpumem.hardware.catalogue import GPUS, Gpu
+from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.models.config import find_config
 from gpumem.units import as_printed, format_bytes, table_lines
@@ -74,6 +74,11 @@ class Advice:
     def room_bytes(self) -> int:
         """What a recipe may take: the capacity less the margin."""
         return math.floor(self.capacity_bytes * (1 - self.margin))
+
+    @property
+    def rated_as(self) -> str:
+        """The GPU whose rates the bounds are of: another where nothing is known of this one's."""
+        return catalogue.rated(catalogue.gpu(self.gpu)).key
 
     @property
     def fitting(self) -> tuple[Option, ...]:
@@ -128,6 +133,7 @@ class Advice:
         return {
             **plain,
             "room_bytes": self.room_bytes,
+            "rated_as": self.rated_as,
             "options": [option.to_dict() for option in self.options],
             "best": {group: places[option.recipe] for group, option in self.best.items()},
             "frontier": [places[option.recipe] for option in self.frontier],
@@ -137,9 +143,11 @@ class Advice:
 
     def __str__(self) -> str:
         """Write the best of each group, then all that is worth choosing from."""
-        many = f"{self.gpus} × " if self.gpus > 1 else ""
+        gpus = catalogue.gpu(self.gpu).name
+        if self.gpus > 1:
+            gpus = f"{self.gpus} × {gpus}"
         lines = [
-            f"{self.model} on {many}{GPUS[self.gpu].name}, {self.seq_len} tokens a sequence",
+            f"{self.model} on {gpus}, {self.seq_len} tokens a sequence",
             f"  A recipe may take {format_bytes(self.room_bytes)}: the "
             f"{format_bytes(self.capacity_bytes)} that PyTorch gets, less {self.margin:.0%}.",
         ]
@@ -161,6 +169,9 @@ class Advice:
             f"  {len(self.options)} recipes simulated, {self.ruled_out} ruled out by arithmetic,"
             f" in {self.seconds:.0f} s.",
         ]
+        if self.rated_as != self.gpu:
+            other = catalogue.gpu(self.rated_as).name
+            lines.append(f"  Nothing is known of this GPU's speed: bounds are those of {other}.")
         return "\n".join([*lines, *(f"  Not tried: {sentence}" for sentence in self.refused)])
 
     def _nothing_fits(self) -> list[str]:
@@ -172,7 +183,7 @@ class Advice:
         over = format_bytes(over_bytes)
         larger = "none"
         if self.larger_gpu:
-            larger = f"{GPUS[self.larger_gpu].name} ({self.larger_gpu})"
+            larger = f"{catalogue.gpu(self.larger_gpu).name} ({self.larger_gpu})"
         lines = [
             f"Nothing fits. The smallest takes {over} too much: {smallest.recipe}",
             f"  The smallest GPU of the catalogue that holds it: {larger}.",

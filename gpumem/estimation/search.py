@@ -218,9 +218,14 @@ class Search:
         return found.peak_reserved_bytes + buckets
 
     def larger_gpu(self, recipe: Recipe, margin: float) -> str | None:
-        """Return the smallest larger GPU of the catalogue that holds ``recipe``; None if none."""
+        """Return the smallest larger GPU of the catalogue that holds ``recipe``; None if none.
+
+        Those that share the CPU's memory are none for a recipe of those that do not.
+        """
         for gpu in catalogue.gpus():
-            if gpu.budget_bytes <= self.gpu.budget_bytes:
+            if gpu.budget_bytes <= self.gpu.budget_bytes or gpu.unified != self.gpu.unified:
+                continue
+            if gpu.budget_bytes * (1 - margin) < self._least_bytes(recipe):
                 continue
             try:
                 found = estimate(self.config, gpu=gpu, recipe=recipe)
@@ -270,11 +275,13 @@ def left_to_gain(tried: Iterable[Option]) -> float:
 
 
 def link_and_bound(found: Estimate, shapes: Shapes) -> tuple[int, float]:
-    """Return the bytes that cross between host and GPU in a step, and a step's least seconds."""
+    """Return the bytes that cross between host and GPU in a step, and a step's least seconds: those
+    of the listed GPU nearest to it where nothing is known of its speed."""
     run, recipe = found.run, found.recipe
     crossing = recipes_to_try.link_bytes(recipe, shapes, bytes_to_host(run.trace))
     flops = {recipe.precision: run.flops}
-    return crossing, least_seconds(found.gpu, flops, run.moved_bytes, crossing, run.sent_bytes)
+    gpu = catalogue.rated(found.gpu)
+    return crossing, least_seconds(gpu, flops, run.moved_bytes, crossing, run.sent_bytes)
 
 
 def bytes_to_host(trace: Trace) -> int:

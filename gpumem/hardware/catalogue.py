@@ -3,18 +3,20 @@
 The figures live in ``gpus.toml`` beside this file, each with its source; this module reads and
 looks them up. Standard library only.
 
-Limits: vendor peak rates, which no program reaches. One entry per common variant (SXM rather
-than PCIe, the largest Apple configuration). Usable capacity moves by a few tenths of a GiB with
-the driver and with ECC, so a verdict within 0.5 GiB of the limit is a guess.
+A GPU that is not listed is described: ``"24GiB:8.9"`` is its memory and compute capability.
+
+Limits: vendor peak rates, which no program reaches. One entry per common variant. Usable capacity
+moves by a few tenths of a GiB with the driver and with ECC, so a verdict within 0.5 GiB of the
+limit is a guess.
 """
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpumem.inputs import InputError, one_of
-from gpumem.units import GIB, MIB
+from gpumem.inputs import InputError, one_of, shown, size
+from gpumem.units import GIB, MIB, format_bytes
 
 #: What a CUDA context is assumed to take outside PyTorch's allocator where nobody has measured it.
 #: It depends on the GPU, the driver and the kernels loaded: 0.1 to 0.9 GiB are seen.
@@ -28,7 +30,7 @@ DEFAULT_GPU = "t4"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU of the catalogue.
+    """One GPU, of the catalogue or `unlisted`.
 
     Attributes:
         key: how lessons name it, ``"t4"``.
@@ -36,9 +38,12 @@ class Gpu:
         memory_gb: capacity as the vendor prints it, in GB.
         usable_bytes: total capacity as CUDA reports it (``capacity_source``).
         context_bytes: what CUDA takes of it outside the allocator; 0 on unified memory.
-        bandwidth_gb_per_s: memory bandwidth, GB (10**9 bytes) per second.
+        bandwidth_gb_per_s: memory bandwidth, GB (10**9 bytes) per second; None where nothing is
+            known of the GPU's speed.
         nvlink_gb_per_s: what one GPU sends to others over NVLink or AMD's Infinity Fabric, in one
             direction; None where they have neither.
+        host_link_gb_per_s: what its link to the host carries in one direction, where that is not
+            PCI Express.
         fp32_tflops: rate in full FP32, 10**12 operations per second, a multiply-add counted as
             two; None where the vendor publishes none. TF32, which is faster, has no rate here.
         fp16_tflops: the same for dense FP16 on tensor cores.
@@ -60,8 +65,9 @@ class Gpu:
     memory_gb: float
     usable_bytes: int
     context_bytes: int
-    bandwidth_gb_per_s: float
+    bandwidth_gb_per_s: float | None
     nvlink_gb_per_s: float | None = None
+    host_link_gb_per_s: float | None = None
     fp32_tflops: float | None = None
     fp16_tflops: float | None = None
     bf16_tflops: float | None = None
@@ -87,12 +93,12 @@ class Gpu:
 
     @property
     def link_gb_per_s(self) -> float | None:
-        """What 16 lanes carry in one direction; None where CPU and GPU share the memory.
+        """What the link to the host carries in one direction: as a rule, 16 lanes do.
 
-        AMD's GPUs count as PCI Express 5.
+        None where CPU and GPU share the memory. AMD's GPUs count as PCI Express 5.
         """
-        if self.unified:
-            return None
+        if self.unified or self.host_link_gb_per_s:
+            return self.host_link_gb_per_s
         major = self.compute_capability[0] if self.compute_capability else 9
         return _LINK_GB_PER_S[min(max(major - 4, 3), 5)]  # Volta and Turing have 3, Hopper 5
 
@@ -149,17 +155,97 @@ def _spellings(gpu: Gpu) -> set[str]:
 def gpu(name: str | Gpu) -> Gpu:
     """Return the GPU called ``name``: a key or a full product name, case-insensitive.
 
+    ``"24GiB:8.9"`` is one of 24 GiB, as CUDA reports them, and compute capability 8.9.
+
     Raises:
-        InputError: no such GPU, or the name fits several; the message names the nearest.
+        InputError: no such GPU, or the name fits several; the message names the nearest. Of one
+            described: the description makes no sense.
     """
     if isinstance(name, Gpu):
         return name
-    folded = _fold(str(name))
+    text = str(name)
+    folded = _fold(text)
     for candidate in GPUS.values():
         if folded in _spellings(candidate):
             return candidate
-    sizes = [key for key in GPUS if re.fullmatch(re.escape(folded) + r"\d+gb", _fold(key))]
+    in_sizes = re.compile(rf"(?:rtx)?{re.escape(folded)}\d+gb")
+    sizes = [key for key in GPUS if in_sizes.fullmatch(_fold(key))]
     if sizes:
         choices = " or ".join(map(repr, sizes))
         raise InputError(f"GPU {name!r} comes in several sizes: say {choices}.")
+    if ":" in text or _SIZE_ALONE.fullmatch(text.lower()):
+        return _described(text)
     return GPUS[one_of(name, GPUS, "GPU")]
+
+
+# --- GPUs that are not listed ---------------------------------------------------------------------
+
+_SIZE_ALONE = re.compile(r"[-\d.]+ ?[kmgt]i?b")
+_LEAST_BYTES, _MOST_BYTES = GIB, 1024 * GIB
+
+
+def unlisted(key: str, name: str, usable_bytes: int, capability: tuple[int, int]) -> Gpu:
+    """Return a GPU of which only the memory and NVIDIA's compute capability are known.
+
+    Its speed is not known. The context is assumed. The multiprocessors are those of the listed GPU
+    that is `_nearest`; they decide only into how many parts long sums and attention's keys are
+    split, a few MiB.
+    """
+    return replace(
+        _nearest(capability, usable_bytes),
+        key=key,
+        name=name,
+        memory_gb=usable_bytes / GIB,
+        usable_bytes=usable_bytes,
+        context_bytes=CUDA_CONTEXT_BYTES,
+        bandwidth_gb_per_s=None,
+        nvlink_gb_per_s=None,
+        host_link_gb_per_s=None,
+        fp32_tflops=None,
+        fp16_tflops=None,
+        bf16_tflops=None,
+        memory_type="unknown",
+        bf16_native=capability >= (8, 0),
+        compute_capability=capability,
+        source="none: only its memory and compute capability are known",
+        capacity_source="as given",
+        context_source="assumed",
+        note="Its speed is not known.",
+    )
+
+
+def rated(gpu: Gpu) -> Gpu:
+    """Return ``gpu``, or the listed GPU nearest to it where nothing is known of its speed."""
+    if gpu.bandwidth_gb_per_s is not None:
+        return gpu
+    return _nearest(gpu.compute_capability, gpu.usable_bytes)
+
+
+def _nearest(capability: tuple[int, int], usable_bytes: int) -> Gpu:
+    """Return the listed GPU of NVIDIA's with the nearest compute capability, then memory."""
+
+    def distance(gpu: Gpu) -> tuple:
+        apart = [abs(a - b) for a, b in zip(gpu.compute_capability, capability, strict=True)]
+        return *apart, abs(gpu.usable_bytes - usable_bytes)
+
+    return min((gpu for gpu in GPUS.values() if gpu.compute_capability), key=distance)
+
+
+def _described(text: str) -> Gpu:
+    """Return the GPU that ``"24GiB:8.9"`` describes."""
+    memory, _, capability = (part.strip() for part in text.lower().partition(":"))
+    if not memory or not capability:
+        raise InputError(
+            "a GPU that is not listed is described by its memory and compute capability, such as "
+            f"24GiB:8.9, not {shown(text)}"
+        )
+    usable_bytes = size(memory, "a GPU's memory")
+    if not _LEAST_BYTES <= usable_bytes <= _MOST_BYTES:
+        least, most = map(format_bytes, (_LEAST_BYTES, _MOST_BYTES))
+        raise InputError(f"a GPU's memory must be from {least} to {most}, not {shown(memory)}")
+    known = {gpu.compute_capability for gpu in GPUS.values() if gpu.compute_capability}
+    capabilities = {f"{major}.{minor}": (major, minor) for major, minor in sorted(known)}
+    capability = one_of(capability, capabilities, "compute capability")
+    name = f"NVIDIA GPU with {format_bytes(usable_bytes)} and compute capability {capability}"
+    key = f"{memory.replace(' ', '')}:{capability}"
+    return unlisted(key, name, usable_bytes, capabilities[capability])

@@ -18,8 +18,8 @@ def least_seconds(
     moved_bytes: int,
     crossing_bytes: int = 0,
     sent_bytes: int = 0,
-) -> float:
-    """Return a lower bound of the seconds of some work on ``gpu``.
+) -> float | None:
+    """Return a lower bound of the seconds of some work on ``gpu``; None if its speed is unknown.
 
     Args:
         gpu: its published rates; without one, only bytes count.
@@ -29,6 +29,8 @@ def least_seconds(
         crossing_bytes: what crosses the link to the host.
         sent_bytes: what it sends to the other GPUs of one server, which may overlap with computing.
     """
+    if gpu.bandwidth_gb_per_s is None:
+        return None
     arithmetic = sum(count / rate for kind, count in flops.items() if (rate := _rate(gpu, kind)))
     moving = _seconds(moved_bytes, gpu.bandwidth_gb_per_s)
     sending = _seconds(sent_bytes, gpu.peer_gb_per_s)

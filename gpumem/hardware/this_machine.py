@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,23 +273,13 @@ def gpu_key(name: str, capacity_bytes: int | None = None) -> str:
 
 
 def this_gpu() -> Gpu:
-    """Return this GPU as in the catalogue, or one like it with its own generation and memory."""
+    """Return this GPU as in the catalogue, or with what is known of one that is not listed."""
     here = machine()
     if listed := _listed(here.name, here.capacity_bytes):
         return listed
-    generation = torch.cuda.get_device_capability()
-    nvidia = [gpu for gpu in catalogue.GPUS.values() if gpu.compute_capability]
-    nearest = min(nvidia, key=lambda gpu: abs(gpu.compute_capability[0] - generation[0]))
-    return replace(
-        nearest,
-        key=gpu_key(here.name, here.capacity_bytes),
-        name=here.name,
-        compute_capability=generation,
-        usable_bytes=here.capacity_bytes,
-        context_bytes=catalogue.CUDA_CONTEXT_BYTES,
-        context_source="assumed",
-        bf16_native=generation >= (8, 0),
-    )
+    key = gpu_key(here.name, here.capacity_bytes)
+    capability = torch.cuda.get_device_capability()
+    return catalogue.unlisted(key, here.name, here.capacity_bytes, capability)
 
 
 def _listed(name: str, capacity_bytes: int | None) -> Gpu | None:

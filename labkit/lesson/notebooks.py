@@ -227,7 +227,13 @@ def _text(name: str, text: str, choices: Sequence[str]) -> str:
     if name == "gpu":  # before the choices: the comment may quote a few GPUs as examples
         from gpumem.hardware.catalogue import gpu
 
-        return gpu(text).key
+        found = gpu(text)
+        if found.bandwidth_gb_per_s is None:
+            raise InputError(
+                f"lessons compare speeds, too, and nothing is known of the speed of {text}: "
+                "name a GPU that `labkit gpus` lists"
+            )
+        return found.key
     if choices:
         return one_of(text, choices, name)
     if name == "precision":

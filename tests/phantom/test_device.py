@@ -26,7 +26,7 @@ print(json.dumps([
 """
 
 
-@pytest.mark.parametrize("named", ["t4", "rtx-4090x2", "h100x16", "b200"])
+@pytest.mark.parametrize("named", ["t4", "rtx-4090x2", "h100x16", "b200", "24GiB:12.0x2"])
 def test_it_is_the_gpu_of_the_catalogue(on_phantom, named):
     key, count = re.fullmatch(r"(.+?)(?:x(\d+))?", named).groups()
     gpu = lab.gpu(key)

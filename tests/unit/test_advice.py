@@ -252,6 +252,24 @@ def test_nothing_fits(guessed):
         found.write("never.py")
 
 
+def test_bounds_of_an_unlisted_gpu_are_those_of_the_nearest(guessed):
+    listed, described = (lab.advise("GPT-2", gpu, only="lora") for gpu in ("l4", "22GiB:8.9"))
+    assert (listed.rated_as, described.rated_as) == ("l4", "l4")
+    sentence = "Nothing is known of this GPU's speed: bounds are those of NVIDIA L4."
+    assert sentence in str(described)
+    assert sentence not in str(listed)
+    assert described.options[0].seconds_per_token == listed.options[0].seconds_per_token
+    assert described.to_dict()["rated_as"] == "l4"
+
+
+def test_a_larger_gpu_is_one_with_memory_of_its_own(guessed):
+    l4, llama = GPUS["l4"], catalogue.config("Llama-3.1-8B")
+    asked = search.Search(llama, l4, 1, 64, None, l4.budget_bytes, None)
+    recipe = Recipe(seq_len=64, precision="bf16", optimizer="sgd")  # weights and gradients: 30 GiB
+    assert asked.larger_gpu(recipe, 0.05) == "a100-40gb"  # not the M4 Max of 48 GB
+    assert len(guessed) == 1  # those that arithmetic rules out are not tried
+
+
 def test_data_parallel_halves_the_bound(guessed):
     one = lab.advise(TINY, SMALL_GPU, seq_len=128, only="lora")
     two = lab.advise(TINY, SMALL_GPU, seq_len=128, only="lora", gpus=2)

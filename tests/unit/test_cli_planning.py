@@ -43,6 +43,8 @@ def call(capsys, files, *arguments):
         ("estimate", "MODEL"),
         ("estimate Lama-3.1-8B", "Did you mean 'Llama-3.1-8B'"),
         ("estimate GPT-2 --gpu t5", "Did you mean 't4'"),
+        ("estimate GPT-2 --gpu 0GiB:8.9", "from 1.00 GiB to 1.00 TiB"),
+        ("estimate GPT-2 --gpu 24GiB:3.5", "unknown compute capability '3.5'"),
         ("estimate GPT-2 --batch-size two", "--batch-size: invalid int value: 'two'"),
         ("estimate GPT-2 --batch-size 0", "batch_size must be from 1"),
         ("estimate GPT-2 --precision bf17", "Did you mean 'bf16'"),
@@ -95,6 +97,19 @@ def test_an_estimate_as_text_and_as_json(capsys, files):
         assert any(lab.format_bytes(nbytes) in line for line in lines)
     assert sum("█" in line for line in lines) >= 2
     assert max(map(len, lines)) <= 100
+
+
+def test_a_gpu_that_is_not_listed(capsys, files):
+    arguments = ["estimate", "GPT-2", "--seq-len", "64", "--gpu", "24GiB:8.9"]
+    code, out, _ = call(capsys, files, *arguments)
+    assert code == 0
+    assert "GPT-2 on NVIDIA GPU with 24.0 GiB and compute capability 8.9: " in out
+    assert "for CUDA itself (assumed)" in out
+    code, out, _ = call(capsys, files, *arguments, "--json")
+    found = json.loads(out)
+    assert (found["gpu"], found["fits"]) == ("24gib:8.9", True)
+    _, out, _ = call(capsys, files, *arguments[:-1], "rtx-4090", "--json")
+    assert found["peak_reserved_bytes"] == json.loads(out)["peak_reserved_bytes"]
 
 
 def test_what_does_not_fit_exits_1_and_names_the_request(capsys, files):

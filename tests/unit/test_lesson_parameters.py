@@ -107,6 +107,7 @@ def test_values_get_the_kind_that_the_lesson_declares():
         ("sizes", Parameter("list[int]", None, ()), "[3]", "which -p cannot set"),
         ("size", Parameter("str", "auto", ("auto", "cpu")), "atuo", "Did you mean 'auto'"),
         ("gpu", Parameter("str", "t4", ("t4", "l4")), "rtx-4091", "4090"),
+        ("gpu", Parameter("str", "t4", ()), "24GiB:8.9", "nothing is known of the speed of 24GiB"),
         ("precision", Parameter("str", "fp32", ()), "fp31", "fp32"),
         ("model", Parameter("str", "x", ()), "Llama-3.2-1C", "Llama-3.2-1B"),
     ],

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 import labkit as lab
+from gpumem.hardware.catalogue import GPUS
 from gpumem.units import GIB
 from labkit.cli import main
 from phantom_gpu import cli, run_script
 from phantom_gpu.command_line import command_line, processes_of
+from phantom_gpu.environment import SHARED_KIB
 from phantom_gpu.report import FitReport
 from phantom_gpu.report_records import (
     Change,
@@ -69,6 +71,7 @@ def test_a_launcher_says_how_many_gpus_it_needs(words, count):
         ("nowhere.py", "there is no script 'nowhere.py'"),
         ("--gpu none -m mod", "unknown GPU 'none'"),
         ("--gpu mi300x -m mod", "AMD Instinct MI300X has no CUDA"),
+        ("--gpu 24GiB:6.1 -m mod", "unknown compute capability '6.1'"),
         ("--gpus 17 -m mod", "1 to 16 GPUs, not 17"),
         ("--steps -1 -m mod", "--steps must be from 1"),
         ("--budget 1TiB -m mod", "the budget must be more than nothing and at most NVIDIA A100"),
@@ -81,6 +84,10 @@ def test_a_launcher_says_how_many_gpus_it_needs(words, count):
 def test_bad_input_is_a_sentence(capsys, arguments, sentence):
     assert main.main(["phantom", *arguments.split()]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_every_generation_has_its_shared_memory():
+    assert set(SHARED_KIB) == {gpu.compute_capability for gpu in GPUS.values()} - {None}
 
 
 def test_a_kernel_without_jupyter_is_refused(monkeypatch, capsys):

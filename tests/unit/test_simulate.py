@@ -76,6 +76,18 @@ def test_a_partial_has_a_name_and_keyword_arguments_are_recorded():
     assert (run.name, run.parameters) == ("flexible", {"batch_size": 4})
 
 
+def test_on_a_gpu_that_is_not_listed():
+    def step(device):
+        loss = torch.ones(64, 64, device=device, requires_grad=True).square().sum()
+        loss.backward()
+        yield loss
+
+    run, listed = (lab.simulate(step, gpu=name, steps=1) for name in ("2GiB:8.9", "rtx-4090"))
+    assert run.device == "NVIDIA GPU with 2.00 GiB and compute capability 8.9"
+    assert run.capacity_bytes == gpu("2GiB:8.9").budget_bytes
+    assert run.peak_bytes == listed.peak_bytes > 0
+
+
 # --- the GPU and the host are two devices ------------------------------------------------------
 
 HOST = torch.device("cpu")

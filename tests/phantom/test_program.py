@@ -238,6 +238,7 @@ assert len(hooks) > 20
 for hook in hooks:
     raises_once(hook)
 step_costs.moved_bytes = None
+watch_script.MOST_FAULTS = len(hooks)
 """
 # A module whose constructor failed, an update before CUDA is used, an index that is out of range.
 ODD = """

@@ -135,11 +135,9 @@ class _Autocast(threading.local):
         """Note from now on when the program switches it on or off."""
         plain = torch.set_autocast_enabled
 
-        def noted(*args: Any) -> None:
-            plain(*args)
-            kind, is_on = args if len(args) == 2 else ("cuda", *args)
-            if kind in AUTOCAST:
-                (self.keys.add if is_on else self.keys.discard)(AUTOCAST[kind])
+        def noted(*args: Any, **kwargs: Any) -> None:
+            plain(*args, **kwargs)
+            self.keys = {key for kind, key in AUTOCAST.items() if torch.is_autocast_enabled(kind)}
             if torch._C._current_graph_task_id() == -1:
                 _Autocast.callers = self.keys
 

@@ -256,7 +256,9 @@ class FitReport:
         if answer.unknown:
             headings = ("times", "value", "line")
             rows = [(f"{u.times}", u.what, self.line(u.line)) for u in answer.unknown[:most]]
-            title = "Values that the script read and nobody computed: 0, or all that a mask chooses"
+            title = (
+                "Values that the script read and nobody computed (taken as 0, a mask as all true)"
+            )
             found.append(Section(title, headings=headings, rows=rows))
         if faults := sorted({fault for each in self.answers for fault in each.faults}):
             lines = [

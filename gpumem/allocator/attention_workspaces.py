@@ -33,9 +33,15 @@ _MOST_SPLITS = 200
 
 
 def _flash(
-    gpu: Gpu, grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, _: Any, out: torch.Tensor,
-    *__: Any, **___: Any,
-) -> list[Change]:  # fmt: skip
+    gpu: Gpu,
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    _: Any,
+    out: torch.Tensor,
+    *__: Any,
+    **___: Any,
+) -> list[Change]:
     blocks = flash_backward(query.shape, key.shape, query.element_size())
     return _behind(_copies_by_token(grad, out), blocks)
 

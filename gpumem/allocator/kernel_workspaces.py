@@ -56,9 +56,16 @@ def _masked_scatter_backward(gpu: Gpu, grad: torch.Tensor, _: Any, shape: Any) -
 
 
 def _group_norm(
-    gpu: Gpu, image: torch.Tensor, weight: Any, bias: Any,
-    n: int, c: int, pixels: int, groups: int, *_: Any,
-) -> list[Change]:  # fmt: skip
+    gpu: Gpu,
+    image: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    n: int,
+    c: int,
+    pixels: int,
+    groups: int,
+    *_: Any,
+) -> list[Change]:
     half, affine = image.element_size() == 2, weight is not None or bias is not None
     item_bytes = 4 if half else image.element_size()
     blocks = half * [item_bytes * n * groups] * 2
@@ -66,9 +73,18 @@ def _group_norm(
 
 
 def _group_norm_backward(
-    gpu: Gpu, grad: torch.Tensor, image: Any, mean: Any, deviation: Any, weight: Any,
-    n: int, c: int, pixels: int, groups: int, wanted: list[bool],
-) -> list[Change]:  # fmt: skip
+    gpu: Gpu,
+    grad: torch.Tensor,
+    image: Any,
+    mean: Any,
+    deviation: Any,
+    weight: Any,
+    n: int,
+    c: int,
+    pixels: int,
+    groups: int,
+    wanted: list[bool],
+) -> list[Change]:
     item_bytes = max(4, grad.element_size())
     of_channels, of_groups = item_bytes * n * c, item_bytes * n * groups
     of_results = 2 * [of_groups] + (pixels > 1 and weight is not None) * [of_channels]

@@ -54,9 +54,8 @@ def _sort(gpu: Gpu, tensor: torch.Tensor, dim: int = -1, *_: Any, **__: Any) -> 
     length = tensor.shape[dim] if tensor.dim() else 1
     if length <= SMALL_ROW:
         return held(_INDEX * length) if length > 1 else []
-    rows, indices, item_bytes = (
-        tensor.numel() // length, _INDEX * tensor.numel(), tensor.element_size()
-    )  # fmt: skip
+    rows, indices = tensor.numel() // length, _INDEX * tensor.numel()
+    item_bytes = tensor.element_size()
     in_rows = tensor.stride(dim) == 1 and aten.is_non_overlapping_and_dense(tensor)
     # The rows, and both results, in the order of which CUB needs them.
     copied = [] if in_rows else [tensor.numel() * item_bytes, tensor.numel() * item_bytes, indices]
@@ -74,9 +73,13 @@ def _median(gpu: Gpu, tensor: torch.Tensor) -> list[Change]:
 
 
 def _index_gradient(
-    gpu: Gpu, tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor,
-    accumulate: bool = False, *_: Any,
-) -> list[Change]:  # fmt: skip
+    gpu: Gpu,
+    tensor: torch.Tensor,
+    indices: Sequence[Any],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    *_: Any,
+) -> list[Change]:
     if not accumulate:
         return []
     given = [dim for dim, index in enumerate(indices) if index is not None]

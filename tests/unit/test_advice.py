@@ -94,7 +94,7 @@ def test_data_parallel_forbids_what_ddp_cannot_do():
 
 
 def test_no_offload_where_host_and_gpu_share_memory():
-    found = all_levels(GPUS["m4-max"])
+    found = all_levels(GPUS["m4-max-128gb"])
     assert {level.offload for level in found} == {"none"}
     assert not any(level.quantize or "8bit" in level.optimizer for level in found)
 
@@ -130,11 +130,11 @@ def test_the_bound_is_the_roofline_and_the_link():
     assert least_seconds(gpu, {"bf16": 1}, 4078 * 10**9) == pytest.approx(2)
     assert least_seconds(gpu, {"bf16": 2 * flops}, 1, 63 * 10**9) == pytest.approx(2 + 2)
     assert least_seconds(gpu, {"bf16": flops}, 1, 63 * 10**9, 900 * 10**9) == pytest.approx(3 + 2)
-    assert [GPUS[key].peer_gb_per_s for key in ("t4", "h100", "m4-max")] == [15.75, 450, None]
+    assert [GPUS[key].peer_gb_per_s for key in ("t4", "h100", "m4-max-128gb")] == [15.75, 450, None]
     assert GPUS["t4"].link_gb_per_s == 15.75
     assert GPUS["h100"].link_gb_per_s == 63
-    assert GPUS["m4-max"].link_gb_per_s is None
-    by_bytes = least_seconds(GPUS["m4-max"], {"bf16": 10**18}, 546 * 10**9, 10**18)
+    assert GPUS["m4-max-128gb"].link_gb_per_s is None
+    by_bytes = least_seconds(GPUS["m4-max-128gb"], {"bf16": 10**18}, 546 * 10**9, 10**18)
     assert by_bytes == pytest.approx(1)  # Apple publishes no rate
 
 

@@ -257,7 +257,7 @@ def test_an_experiments_own_choice_works_where_the_cpu_lacks_the_kernel():
         assert attention_kernel(call(), A100, *attention._preferences()) is MATH
 
 
-@pytest.mark.parametrize("card", ["mi300x", "m4-max", None])
+@pytest.mark.parametrize("card", ["mi300x", "m4-max-128gb", None])
 def test_cards_without_a_compute_capability_keep_the_fused_kernel(card):
     assert "_scaled_dot_product_flash_attention_for_cpu" in attend(card, FP32, key_heads=2)[2]
 

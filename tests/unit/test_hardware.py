@@ -117,7 +117,7 @@ def test_names_as_drivers_give_them():
         "NVIDIA GeForce RTX 4080": "rtx-4080",
         "rtx 4080": "rtx-4080",
         "NVIDIA GeForce RTX 4080 SUPER": "rtx-4080-super",
-        "Apple M4 Max": "m4-max",
+        "Apple M4 Max 64 GB": "m4-max-64gb",
         "AMD Instinct MI300X": "mi300x",
     }
     assert {name: catalogue.gpu(name).key for name in keys} == keys
@@ -131,6 +131,7 @@ def test_names_as_drivers_give_them():
         ("RTX 4090 Laptop GPU", "Did you mean 'rtx-4090'"),  # another chip, half the speed
         ("A100-PCIE-40GB", "Did you mean 'a100-40gb'"),  # another bandwidth
         ("4060 Ti", "comes in several sizes: say 'rtx-4060-ti-16gb'"),
+        ("Apple M4 Max", "'m4-max-36gb' or 'm4-max-48gb' or 'm4-max-64gb' or 'm4-max-128gb'"),
         ("m4", "'m4-16gb' or 'm4-24gb' or 'm4-32gb'"),
         ("a100-60gb", "Did you mean 'a100-"),
         (None, "unknown GPU .*Known: t4, v100"),

@@ -184,9 +184,9 @@ def test_what_was_not_there_is_said():
         ANSWER,
         weights_not_read=["a/b", "c/d"],
         tokenizers_stood_in=["a/b"],
-        saved_in=["/work/out/checkpoint-2", "/work/out/checkpoint-4"],
+        saved_in=["/runs/out/checkpoint-2", "/runs/out/checkpoint-4"],
     )
-    text = str(replace(verdict(absent, returncode=0), folder="/work"))
+    text = str(replace(verdict(absent, returncode=0), folder="/runs"))
     assert "Weights    of a/b, c/d were not read: they are zeros" in text
     assert "Tokens     not of a/b's own tokenizer" in text
     assert "Saved      zeros, in out/checkpoint-2 and 1 more: no run must go on from them" in text

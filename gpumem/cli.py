@@ -45,6 +45,8 @@ def add_commands(commands: Any) -> None:
     common = argparse.ArgumentParser(add_help=False)
     text = "memory of the machine that holds the GPUs, as 64GiB: what needs more does not fit"
     common.add_argument("--host-memory", type=size, metavar="SIZE", help=text)
+    text = "the PyTorch that will train, as 2.10 (default: the installed one)"
+    common.add_argument("--torch", metavar="RELEASE", help=text)
     common.add_argument("model", metavar="MODEL", help=_MODEL)
     common.add_argument("--json", action="store_true", help="print everything found as JSON")
     planning = {"epilog": _EXIT, "parents": [common]}
@@ -105,6 +107,7 @@ def _estimate(options: argparse.Namespace) -> int:
             recipe=recipe,
             exact=options.exact,
             host_memory_bytes=options.host_memory,
+            torch=options.torch,
             **recipe_fields(options),
         )
     print(_as_text(found, options))
@@ -124,6 +127,7 @@ def _advise(options: argparse.Namespace) -> int:
             seq_len=options.seq_len,
             only=options.only,
             host_memory_bytes=options.host_memory,
+            torch=options.torch,
         )
     print(_as_text(advice, options))
     if options.write is not None and advice.fitting:

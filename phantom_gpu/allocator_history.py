@@ -13,7 +13,7 @@ into it counts as activations. cuBLAS's workspaces are recognised by their size.
 import os
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +181,7 @@ class History:
 
     Attributes:
         live: blocks that hold memory now, by address.
-        workspace_bytes: what cuBLAS is given.
+        workspaces: sizes of what cuBLAS is given, in bytes.
         peak, peak_blocks: the most bytes asked for at once, when, and the blocks that held them.
         reserved_peak: the same of the allocator's segments.
         failures: the requests that failed.
@@ -192,7 +192,7 @@ class History:
     """
 
     live: dict[int, Block] = field(default_factory=dict)
-    workspace_bytes: int = 0
+    workspaces: Collection[int] = ()
     held_bytes: int = 0
     reserved_bytes: int = 0
     peak: Moment = _START
@@ -237,7 +237,7 @@ class History:
             if action == "alloc":
                 self.recomputes = self.recomputes or tag.recomputing
                 block = Block(entry["addr"], nbytes, tag, entry.get("frames", []))
-                if nbytes == self.workspace_bytes:  # until an operator returns it
+                if nbytes in self.workspaces:  # until an operator returns it
                     block.category = Category.WORKSPACES
                 self.live[block.address] = block
                 self.held_bytes += nbytes

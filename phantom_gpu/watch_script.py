@@ -49,9 +49,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gpumem.allocator.workspaces import DEFAULT_BYTES, HOPPER_BYTES
+from gpumem.allocator.workspaces import LT_BYTES, nvidia_workspace_bytes
 from gpumem.costs import COUNTED, plain_tensors, tensors_in, with_scales
 from gpumem.files import write_atomic
+from gpumem.torch_release import follows
 from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Category, Phase
 from gpumem.units import KIB
 from phantom_gpu.allocator_history import (
@@ -487,7 +488,7 @@ class Watch:
                 continue
             history = self.histories.get(device)
             if history is None:
-                history = self.histories[device] = History(workspace_bytes=_workspace_bytes(device))
+                history = self.histories[device] = History(workspaces=_workspaces(device))
             new = entries[self._entries_read[device] :]
             if _set_metadata is None:
                 self._notes.attach(new)
@@ -802,12 +803,13 @@ def _addresses_of(tensors: Iterable[Any]) -> Iterator[int]:
                 yield part.untyped_storage().data_ptr()
 
 
-def _workspace_bytes(device: int) -> int:
-    """Return what PyTorch gives cuBLAS on a GPU."""
+def _workspaces(device: int) -> set[int]:
+    """Return the sizes of what PyTorch gives cuBLAS and cuBLASLt on a GPU, in bytes."""
     sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     major, _ = torch.cuda.get_device_capability(device)
-    usual = HOPPER_BYTES if major in (9, 10, 12) else DEFAULT_BYTES
-    return sum(int(kib) * int(count) * KIB for kib, count in sizes) or usual
+    asked_for = sum(int(kib) * int(count) * KIB for kib, count in sizes)
+    found = {asked_for or nvidia_workspace_bytes(major)}
+    return found if follows("2.12") else found | {LT_BYTES}
 
 
 def _is_running(function: str) -> bool:

@@ -14,14 +14,12 @@ Where segments lie is a model of one driver (`driver_addresses`); other drivers 
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
-from packaging.version import Version
-
 from gpumem.allocator.driver_addresses import DriverAddresses
 from gpumem.inputs import InputError, positive_int
+from gpumem.torch_release import follows
 from gpumem.units import MIB
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to a multiple
@@ -32,17 +30,15 @@ MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a request has a segme
 ROUND_LARGE_BYTES = 2 * MIB  # kRoundLarge: ... rounded up to this
 EXABYTE = 1 << 60  # a request must be smaller: NativeCachingAllocator::allocate
 FIRST_ADDRESS = 1 << 40  # of expandable segments
-#: Of equal blocks PyTorch takes that of the oldest segment, before 2.13 that with the lowest
-#: address. Seen with requests that both gave alike: tests/phantom/judge.py.
-OLDEST_FIRST = Version(version("torch")) >= Version("2.13")
 
 
 class _Block:
     """A range of addresses. The blocks of one segment are linked in the order of addresses.
 
-    ``origin`` is where its segment begins, ``number`` how many there were by then. Only in
-    expandable segments is a block ever not ``mapped``: addresses without memory behind them. A
-    freed block that other ``streams`` have used is ``pending`` until the next request.
+    ``origin`` is where its segment begins, ``number`` its rank among free blocks of one size
+    (see `CachingAllocator`). Only in expandable segments is a block ever not
+    ``mapped``: addresses without memory behind them. A freed block that other ``streams`` have
+    used is ``pending`` until the next request.
     """
 
     def __init__(self, pool: "_Pool", address: int, size: int, origin: int, number: int) -> None:
@@ -71,7 +67,7 @@ class _Block:
 
 def _size(block: _Block) -> tuple[int, int, int]:
     """Sort free blocks as PyTorch looks for one (``BlockComparatorSize``)."""
-    return block.size, block.number if OLDEST_FIRST else 0, block.address
+    return block.size, block.number, block.address
 
 
 def _address(block: _Block) -> int:
@@ -129,6 +125,11 @@ class CachingAllocator:
     ``memory_reserved()`` would say, ``peak_allocated_bytes`` and ``peak_reserved_bytes`` their
     largest values so far. ``flushes`` counts the times that the device had no more and everything
     cached was returned to it (``num_alloc_retries``).
+
+    Of free blocks of one size PyTorch takes that of the older segment since 2.13, the older block
+    in 2.12, and before that the one with the lower address: the release that is followed when the
+    allocator is made decides (`gpumem.torch_release`). Source: the machine code of its wheels, and
+    requests that both were given alike (tests/phantom/judge.py).
     """
 
     def __init__(
@@ -167,6 +168,8 @@ class CachingAllocator:
         self._pending: list[_Block] = []
         self._handles, self._searches = 0, 0
         self._addresses, self._next_span, self._numbers = DriverAddresses(), FIRST_ADDRESS, 0
+        self._numbered = follows("2.12")
+        self._counts_blocks = self._numbered and not follows("2.13")
 
     # --- what callers use -----------------------------------------------------------------
 
@@ -343,8 +346,13 @@ class CachingAllocator:
         return _Block(pool, address, segment_bytes, address, self._next_number())
 
     def _next_number(self) -> int:
-        self._numbers += 1
+        self._numbers += self._numbered
         return self._numbers
+
+    def _renumber(self, block: _Block) -> None:
+        """Say that PyTorch makes a new object for this part of a block, which 2.12 counts."""
+        if self._counts_blocks:
+            block.number = self._next_number()
 
     def _release(self, block: _Block) -> None:
         """Return a segment that is one free block to the device (``release_block``)."""
@@ -402,6 +410,7 @@ class CachingAllocator:
             worth_splitting = rest > SMALL_BYTES and size < self._max_split_bytes
         if worth_splitting:
             self._add(block.cut(size))
+            self._renumber(block)
         block.allocated, block.requested_bytes, block.name = True, nbytes, name
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
@@ -453,7 +462,9 @@ class CachingAllocator:
             return False
         pool.remove(block)
         if mapped_bytes < block.size:
-            pool.add(block.cut(mapped_bytes))
+            rest = block.cut(mapped_bytes)
+            self._renumber(rest)
+            pool.add(rest)
         block.mapped = True
         pool.absorb(block, block.prev)
         pool.absorb(block, block.next)
@@ -471,9 +482,12 @@ class CachingAllocator:
         pool.remove(block)
         if start > offset:
             head, block = block, block.cut(start - offset)
+            self._renumber(head)
             pool.add(head)
         if block.size > stop - start:
-            pool.add(block.cut(stop - start))
+            rest = block.cut(stop - start)
+            self._renumber(rest)
+            pool.add(rest)
         block.mapped = False
         self.reserved_bytes -= stop - start
         pool.absorb(block, block.prev)

@@ -26,6 +26,7 @@ from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.models.config import find_config
+from gpumem.torch_release import following, torch_release
 from gpumem.units import as_printed, format_bytes, table_lines
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Advice:
         larger_gpu: the smallest GPU of the catalogue that holds the smallest option, where this
             one does not; None if no GPU does.
         host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
+        torch: the release of PyTorch whose rules it follows, as "2.13".
     """
 
     model: str
@@ -69,6 +71,7 @@ class Advice:
     seconds: float = field(compare=False)
     source: Any = field(repr=False, compare=False)
     host_limit_bytes: int | None = None
+    torch: str = ""
 
     @property
     def room_bytes(self) -> int:
@@ -167,7 +170,7 @@ class Advice:
             "  A bound is the least time per 1000 tokens that arithmetic, memory and links allow;"
             " real steps take longer.",
             f"  {len(self.options)} recipes simulated, {self.ruled_out} ruled out by arithmetic,"
-            f" in {self.seconds:.0f} s.",
+            f" in {self.seconds:.0f} s, by the rules of PyTorch {self.torch}.",
         ]
         if self.rated_as != self.gpu:
             other = catalogue.gpu(self.rated_as).name
@@ -245,6 +248,7 @@ def advise(
     only: str | None = None,
     margin: float = MARGIN,
     host_memory_bytes: int | None = None,
+    torch: str | None = None,
 ) -> Advice:
     """Return recipes that fit ``model`` on ``gpu``: the best of each group, and all tried.
 
@@ -258,9 +262,11 @@ def advise(
         only: ``"full"`` training or ``"lora"``; None tries both.
         margin: the share of the GPU's budget that is to stay free.
         host_memory_bytes: memory of the machine that holds all GPUs, to be judged too.
+        torch: the release of PyTorch that will train, as "2.10"; by default the installed one.
 
     Raises:
-        InputError: unknown model or GPU, a bad number, or a model that no recipe can train.
+        InputError: unknown model, GPU or release, a bad number, or a model that no recipe can
+            train.
     """
     started = time.perf_counter()
     gpu = catalogue.gpu(gpu)
@@ -276,14 +282,16 @@ def advise(
     room_bytes = math.floor(gpu.budget_bytes * (1 - margin))
     name, config = find_config(model)
     search = Search(config, gpu, gpus, _sequence(seq_len, config), only, room_bytes, host_share)
-    search.all()
-    if not search.options:
-        raise InputError(search.refused[0])
-    options = tuple(sorted(search.options.values(), key=Option.sort_key))
-    smallest = min(options, key=_memory)
-    larger_gpu = None
-    if smallest.needed_bytes > room_bytes:  # then nothing fits
-        larger_gpu = search.larger_gpu(smallest.recipe, margin)
+    with following(torch):
+        search.all()
+        if not search.options:
+            raise InputError(search.refused[0])
+        options = tuple(sorted(search.options.values(), key=Option.sort_key))
+        smallest = min(options, key=_memory)
+        larger_gpu = None
+        if smallest.needed_bytes > room_bytes:  # then nothing fits
+            larger_gpu = search.larger_gpu(smallest.recipe, margin)
+        followed = torch_release()
     return Advice(
         model=name,
         gpu=gpu.key,
@@ -299,6 +307,7 @@ def advise(
         seconds=time.perf_counter() - started,
         source=model,
         host_limit_bytes=host_memory_bytes,
+        torch=followed,
     )
 
 

@@ -32,6 +32,7 @@ from gpumem.models.catalogue import tower_depth
 from gpumem.models.config import find_config
 from gpumem.runs import Run
 from gpumem.simulation import Log, run_of, simulated_log
+from gpumem.torch_release import following, torch_release
 from gpumem.trace import Category, Trace
 from gpumem.units import as_printed, format_bytes
 
@@ -42,6 +43,17 @@ ACCUMULATED = 3
 #: notebooks offer next after the T4, and it computes in bfloat16.
 COMMON_GPUS = (DEFAULT_GPU, "l4")
 MOST_HOST_BYTES = 1 << 50
+#: Of the capacity: this near to it, other releases' rules are tried as well. Where rules differ,
+#: the older one reserved up to 7 % more (docs/LOG.md, 2026-11-29).
+NEAR = 0.1
+#: One of the releases that share rules for what is reserved, and what to call them.
+RELEASES = {
+    "2.8": "2.8 and older",
+    "2.11": "2.9 to 2.11",
+    "2.12": "2.12",
+    "2.13": "2.13 and 2.14",
+    "2.15": "2.15",
+}
 _BAR = 40  # characters
 
 
@@ -56,6 +68,9 @@ class Estimate:
         exact: False if identical layers, or accumulated batches, were traced once and repeated.
         assumed: why this GPU was taken, in a sentence; None if it was named.
         host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
+        torch: the release of PyTorch whose rules it follows, as "2.13".
+        otherwise: releases (keys of ``RELEASES``) whose allocator gives another verdict, with the
+            bytes that it reserves. Looked for within ``NEAR`` of the capacity.
     """
 
     model: str
@@ -66,6 +81,8 @@ class Estimate:
     exact: bool
     assumed: str | None = None
     host_limit_bytes: int | None = None
+    torch: str = ""
+    otherwise: Mapping[str, int] = field(default_factory=dict)
     seconds_to_estimate: float = field(default=0.0, compare=False)
 
     @property
@@ -107,6 +124,8 @@ class Estimate:
             "model": self.model,
             "gpu": self.gpu.key,
             "gpu_assumed": self.assumed,
+            "torch": self.torch,
+            "otherwise": dict(self.otherwise),
             "recipe": self.recipe.to_dict(),
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
@@ -162,6 +181,12 @@ class Estimate:
         if not self.exact:
             how = "identical layers were traced once and repeated"
         lines.append(f"  Simulated in {self.seconds_to_estimate:.1f} s: {how}.")
+        lines.append(f"  The allocator's rules are those of PyTorch {self.torch}.")
+        for release, nbytes in self.otherwise.items():
+            fits = "does not fit" if self.run.fits else "fits"
+            lines.append(
+                f"  With PyTorch {RELEASES[release]} it reserves {format_bytes(nbytes)} and {fits}."
+            )
         return "\n".join(lines)
 
     def _verdict(self) -> str:
@@ -183,6 +208,7 @@ def estimate(
     recipe: Recipe | None = None,
     exact: bool = False,
     host_memory_bytes: int | None = None,
+    torch: str | None = None,
     **fields: Any,
 ) -> Estimate:
     """Return what training ``model`` takes on ``gpu``.
@@ -195,11 +221,13 @@ def estimate(
         recipe: how it is trained; by default plain fp32 with AdamW.
         exact: trace every layer, even if they are identical.
         host_memory_bytes: memory of the machine that holds all GPUs, to be judged too.
+        torch: the release of PyTorch that will train, as "2.10"; by default the installed one. See
+            `gpumem.torch_release` for what it changes.
         **fields: fields of the recipe to change, ``precision="bf16"``.
 
     Raises:
-        InputError: unknown model, GPU or field, a recipe that contradicts itself, or one that the
-            GPU cannot run.
+        InputError: unknown model, GPU, field or release, a recipe that contradicts itself, or one
+            that the GPU cannot run.
     """
     started = time.perf_counter()
     if host_memory_bytes is not None:
@@ -212,8 +240,10 @@ def estimate(
     recipe.check(gpu)
     name, config = find_config(model)
     recipe = possible_for(config, recipe)
-    found = recipe_log(config, recipe, gpu, exact=exact)
-    run = run_of(found.log, gpu, name=name)
+    with following(torch):
+        found = recipe_log(config, recipe, gpu, exact=exact)
+        run = run_of(found.log, gpu, name=name)
+        followed = torch_release()
     return Estimate(
         model=name,
         gpu=gpu,
@@ -223,8 +253,24 @@ def estimate(
         exact=found.exact,
         assumed=assumed,
         host_limit_bytes=host_memory_bytes,
+        torch=followed,
+        otherwise=other_verdicts(found.log, gpu, run),
         seconds_to_estimate=time.perf_counter() - started,
     )
+
+
+def other_verdicts(log: Log, gpu: Gpu, run: Run) -> dict[str, int]:
+    """Return what is reserved under the rules of releases that give another verdict than ``run``,
+    by their keys in ``RELEASES``."""
+    found: dict[str, int] = {}
+    if abs(run.capacity_bytes - run.reserved_bytes) > NEAR * run.capacity_bytes:
+        return found
+    for release in RELEASES:
+        with following(release):
+            other = run_of(log, gpu, name=run.name)
+        if other.fits != run.fits:
+            found[release] = other.reserved_bytes
+    return found
 
 
 def assumed_gpu(recipe: Recipe) -> tuple[Gpu, str]:

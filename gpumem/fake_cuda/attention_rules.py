@@ -17,6 +17,7 @@ from torch.backends.cuda import SDPAParams
 from torch.nn.attention import SDPBackend
 
 from gpumem.inputs import InputError
+from gpumem.torch_release import follows
 
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 CUDNN, MATH = SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
@@ -24,8 +25,6 @@ NAMES = {FLASH: "flash", EFFICIENT: "memory-efficient", CUDNN: "cuDNN", MATH: "m
 #: PyTorch's own order, and the one that it takes where it prefers cuDNN.
 ORDER = (FLASH, EFFICIENT, MATH, CUDNN)
 CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
-#: Whether the memory-efficient kernel takes fewer heads of keys than of queries.
-EFFICIENT_TAKES_GROUPS = torch.__version__ >= (2, 14)
 
 HALVES = (torch.float16, torch.bfloat16)
 _NEWEST = (12, 1)
@@ -93,7 +92,7 @@ def _wrong_heads(backend: SDPBackend, call: SDPAParams) -> str | None:
     value_batch, value_heads = call.value.shape[:2]
     if not batch == key_batch == value_batch:
         return "takes one batch size for queries, keys and values"
-    if call.enable_gqa and (backend is not EFFICIENT or EFFICIENT_TAKES_GROUPS):
+    if call.enable_gqa and (backend is not EFFICIENT or follows("2.14")):
         if backend is not CUDNN and key_heads != value_heads:
             return "takes as many heads of keys as of values"
         if heads % key_heads or heads % value_heads:

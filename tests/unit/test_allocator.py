@@ -16,11 +16,13 @@ from fake_runs import TraceBuilder
 from gpumem.allocator import caching as module
 from gpumem.allocator.caching import CachingAllocator
 from gpumem.allocator.replay import ReplayedCuda, replay
+from gpumem.estimation.estimate import other_verdicts
 from gpumem.hardware import catalogue
 from gpumem.inputs import InputError
 from gpumem.out_of_memory import SimulatedOutOfMemory
 from gpumem.simulation import Log as SimulatedLog
 from gpumem.simulation import run_of
+from gpumem.torch_release import following
 from gpumem.trace import Category, Event, Phase, Trace
 from gpumem.units import MIB
 
@@ -141,13 +143,13 @@ def test_bytes_are_whole_numbers():
 # --- a GPU's own numbers ----------------------------------------------------------------------
 
 
-def test_what_runs_on_a_gpu_asked_for_takes_as_much(monkeypatch):
+def test_what_runs_on_a_gpu_asked_for_takes_as_much():
     """Four recipes of benchmarks/accuracy.py on an H200, driver 580.159.04, PyTorch 2.11: bytes
     that were asked for, and -1 less the number of what was freed."""
-    monkeypatch.setattr(module, "OLDEST_FIRST", False)
     path = Path(__file__).with_name("h200_events.json.gz")
     for run in json.loads(gzip.decompress(path.read_bytes())):
-        allocator, handles = CachingAllocator(), []
+        with following("2.11"):
+            allocator, handles = CachingAllocator(), []
         for event in run["events"]:
             if event < 0:
                 allocator.free(handles[-1 - event])
@@ -155,6 +157,52 @@ def test_what_runs_on_a_gpu_asked_for_takes_as_much(monkeypatch):
                 handles.append(allocator.allocate(event))
         peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
         assert peaks == (run["allocated_bytes"], run["reserved_bytes"]), run["recipe"]
+
+
+def test_each_release_takes_its_own_of_two_free_blocks_of_one_size():
+    def taken(release: str, *, split: bool) -> bool:
+        """Return whether the block of the first segment is taken, which has the higher address."""
+        with following(release):
+            allocator = CachingAllocator()
+        for handle in [allocator.allocate(20 * MIB), allocator.allocate(20 * MIB)]:
+            allocator.free(handle)
+        if split:  # and joined again: the older segment's block is the younger one then
+            allocator.free(allocator.allocate(12 * MIB))
+        allocator.allocate(20 * MIB, "wanted")
+        [low, high] = [segment["blocks"][0]["name"] for segment in allocator.segments()]
+        assert "wanted" in (low, high)
+        return high == "wanted"
+
+    whole = {release: taken(release, split=False) for release in ("2.11", "2.12", "2.13")}
+    assert whole == {"2.11": False, "2.12": True, "2.13": True}
+    joined = {release: taken(release, split=True) for release in ("2.11", "2.12", "2.13")}
+    assert joined == {"2.11": False, "2.12": False, "2.13": True}
+
+
+def test_an_estimate_near_the_limit_names_the_releases_with_another_verdict():
+    log = Log()
+    log.hold(900 * MIB)
+    first = log.hold(20 * MIB)
+    log.free(log.hold(40 * MIB), P.FORWARD)
+    front, back = log.hold(20 * MIB), log.hold(20 * MIB)
+    log.free(back, P.FORWARD)
+    log.free(first, P.FORWARD)
+    log.hold(20 * MIB)  # in the older segment, or in that with the lower address
+    log.free(front, P.FORWARD)
+    log.hold(40 * MIB)
+    t4 = catalogue.gpu("t4")
+    tight = dataclasses.replace(t4, usable_bytes=t4.context_bytes + 960 * MIB)
+    work = SimulatedLog({}, log.trace(), None)
+    verdicts = {}
+    for release in ("2.11", "2.13"):
+        with following(release):
+            run = run_of(work, tight, name="job")
+            verdicts[release] = run.fits, other_verdicts(work, tight, run)
+    needed, fitting = 980 * MIB, 960 * MIB
+    assert verdicts["2.11"] == (False, dict.fromkeys(("2.12", "2.13", "2.15"), fitting))
+    assert verdicts["2.13"] == (True, {"2.8": needed, "2.11": needed})
+    with following("2.13"):
+        assert not other_verdicts(work, t4, run_of(work, t4, name="job"))  # far from the limit
 
 
 # --- whole traces ------------------------------------------------------------------------------

@@ -60,15 +60,13 @@ def test_optimizers_choose_their_form_by_one_function(optimizer, monkeypatch):
 
 def test_which_version_groups_heads_in_the_memory_efficient_kernel():
     """PyTorch's own ``sdp_utils_cpp.h``: the change that taught that kernel grouped heads also
-    gave the check a ``supports_mqa`` (`attention_rules`, ``EFFICIENT_TAKES_GROUPS``)."""
-    from gpumem.fake_cuda.attention_rules import EFFICIENT_TAKES_GROUPS
-
+    gave the check a ``supports_mqa`` (`attention_rules`)."""
     header = Path(torch.__file__).parent / "include/ATen/native/transformers/sdp_utils_cpp.h"
     if not header.exists():
         pytest.skip("this PyTorch came without its headers")
     text = header.read_text()
     assert "check_batch_size_and_num_heads_dense" in text
-    assert ("supports_mqa" in text) == EFFICIENT_TAKES_GROUPS
+    assert ("supports_mqa" in text) == (torch.__version__ >= (2, 14))
 
 
 # --- bitsandbytes: bitsandbytes, tracker ---------------------------------------------------------

@@ -10,12 +10,13 @@ from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from gpumem.fake_cuda import attention, attention_rules
+from gpumem.fake_cuda import attention
 from gpumem.fake_cuda.attention import cuda_attention_choice
 from gpumem.fake_cuda.attention_rules import CUDNN, EFFICIENT, FLASH, MATH, attention_kernel
 from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
 from gpumem.hardware.catalogue import GPUS, gpu
 from gpumem.inputs import InputError
+from gpumem.torch_release import following
 from gpumem.tracker import track
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -87,10 +88,10 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_generation_takes_its_kernel(name, monkeypatch):
-    monkeypatch.setattr(attention_rules, "EFFICIENT_TAKES_GROUPS", False)
+def test_every_generation_takes_its_kernel(name):
     wanted, expected = TABLE[name]
-    taken = [attention_kernel(wanted, c) for c in (T4, A100, RTX_3090, H100)]
+    with following("2.13"):
+        taken = [attention_kernel(wanted, c) for c in (T4, A100, RTX_3090, H100)]
     assert "".join(LETTERS[kernel] for kernel in taken) == expected
 
 
@@ -104,10 +105,10 @@ def test_shapes_that_do_not_match():
     assert attention_kernel(mixed, A100) is EFFICIENT  # flash wants one size
 
 
-def test_newer_versions_group_heads_in_the_memory_efficient_kernel(monkeypatch):
-    monkeypatch.setattr(attention_rules, "EFFICIENT_TAKES_GROUPS", True)
-    assert attention_kernel(call(FP32, key_heads=2), T4) is EFFICIENT
-    assert attention_kernel(call(FP32, key_heads=3), T4) is MATH
+def test_newer_versions_group_heads_in_the_memory_efficient_kernel():
+    with following("2.14"):
+        assert attention_kernel(call(FP32, key_heads=2), T4) is EFFICIENT
+        assert attention_kernel(call(FP32, key_heads=3), T4) is MATH
 
 
 def test_a_choice_and_its_order_are_obeyed():

@@ -16,6 +16,7 @@ from benchmarks.sixty_estimates import FILE, computed
 from gpumem.estimation.estimate import estimate, one_layer_bytes
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware import this_machine
+from gpumem.inputs import InputError
 from gpumem.simulation import simulated_log
 from gpumem.units import MIB
 
@@ -56,6 +57,22 @@ def test_its_parts_agree():
     assert record["flops"] == found.run.flops
     assert (record["gpu"], record["failure"], record["fits"]) == ("t4", None, True)
     assert Recipe.from_dict(record["recipe"]) == Recipe(batch_size=2, seq_len=64)
+
+
+def test_an_estimate_follows_the_release_that_will_train():
+    job = {"lora": 16, "precision": "amp-fp16", "attention": "eager", "checkpointing": True}
+    older = estimate("SmolLM2-135M", gpu="t4", torch="2.11.0", **job)
+    newer = estimate("SmolLM2-135M", gpu="t4", torch="2.13", **job)
+    assert (older.torch, newer.torch) == (older.to_dict()["torch"], "2.13") == ("2.11", "2.13")
+    assert older.peak_reserved_bytes > newer.peak_reserved_bytes
+    assert not older.otherwise  # far from the limit
+    assert "The allocator's rules are those of PyTorch 2.11." in str(older)
+
+
+@pytest.mark.parametrize("release", ["2.5", "2.16", "3.0", "newest", "2", 2.13, "2.13.0+cu130", ""])
+def test_releases_whose_rules_are_not_known_are_refused(release):
+    with pytest.raises(InputError, match="PyTorch"):
+        estimate(TINY, gpu="t4", torch=release)
 
 
 @pytest.mark.slow

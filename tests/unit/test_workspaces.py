@@ -11,6 +11,7 @@ import labkit as lab
 from gpumem.allocator.workspaces import DEFAULT_BYTES, with_workspaces, workspace_bytes
 from gpumem.hardware.catalogue import gpu
 from gpumem.simulation import simulated_log
+from gpumem.torch_release import following
 from gpumem.trace import Category, Phase
 from gpumem.units import MIB
 
@@ -35,6 +36,31 @@ def linear(device):
 )  # fmt: skip
 def test_sizes_are_those_of_pytorchs_source(name, nbytes):
     assert workspace_bytes(gpu(name)) == nbytes
+
+
+# What PyTorch's CUDA builds of these releases request on phantoms, for cuBLAS and its second
+# library: what forward and backward of a layer with bias keep, and take and give back.
+RELEASES = {
+    ("2.8", "t4"): ([DEFAULT_BYTES, DEFAULT_BYTES], [MIB, MIB]),
+    ("2.7", "rtx-5090"): ([DEFAULT_BYTES, DEFAULT_BYTES], [MIB, MIB]),
+    ("2.11", "t4"): ([DEFAULT_BYTES, MIB, DEFAULT_BYTES], []),
+    ("2.11", "h100"): ([32 * MIB, MIB, 32 * MIB], []),
+    ("2.11", "b200"): ([DEFAULT_BYTES, MIB, DEFAULT_BYTES], []),
+    ("2.12", "b200"): ([32 * MIB, 32 * MIB], []),
+    ("2.13", "rtx-5090"): ([32 * MIB, 32 * MIB], []),
+}
+
+
+@pytest.mark.parametrize(("release", "name"), RELEASES)
+def test_each_release_gives_cublas_its_blocks(release, name):
+    kept, passing = RELEASES[release, name]
+    plain = simulated_log(linear, gpu=gpu(name)).trace
+    with following(release):
+        trace = with_workspaces(plain, gpu(name))
+    added = [s.nbytes for s in trace.storages if s.category is Category.UNATTRIBUTED]
+    held = [s.nbytes for s in trace.live_at(len(trace.events) - 1)]
+    assert [nbytes for nbytes in added if nbytes in held] == kept
+    assert [nbytes for nbytes in added if nbytes not in held] == passing
 
 
 def test_forward_and_backward_have_one_each_and_keep_it():

@@ -5,7 +5,7 @@
 - A data set cannot be stood in for: the error says what to do.
 
 Limits: only what transformers and datasets look for themselves. Both are changed once the script
-has imported them, and only for `labkit phantom`.
+has imported them.
 """
 
 import functools
@@ -13,13 +13,11 @@ import json
 import os
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from gpumem.files import write_atomic
-from phantom_gpu.environment import WATCH_VARIABLE
+from gpumem.files import cache_folder, write_atomic
 from phantom_gpu.report_records import STOOD_IN
 
 CONNECT_SECONDS = 3.0
@@ -93,7 +91,7 @@ def _config_of_table(name: str, error: OSError) -> str:
     if trained_as:  # or transformers is too old for this model, and will say so
         config["architectures"] = [trained_as]
     config["torch_dtype"] = config["dtype"]  # its name before 4.56
-    path = Path(json.loads(os.environ[WATCH_VARIABLE])["folder"], "hub", name, "config.json")
+    path = cache_folder() / "hub" / name / "config.json"
     write_atomic(path, json.dumps(config))
     return str(path)
 

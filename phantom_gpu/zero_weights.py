@@ -1,6 +1,6 @@
 """transformers' models without their weights: what they hold does not matter on a phantom GPU.
 
-On `labkit phantom`, `from_pretrained` of a model whose weights are not on this machine goes on with
+`from_pretrained` of a model whose weights are not on this machine goes on with
 zeros, and so does one whose weights transformers would convert to another dtype, which would read
 them. Which tensors there are, of which shape, follows from the config. All the rest is
 transformers' own code: devices, quantization, tied weights, every request to the allocator. Weights

@@ -17,17 +17,18 @@ HERE = str(Path(__file__).parent)
 
 #: The package that this folder lies in.
 PACKAGE = "phantom_gpu"
-#: What it does as soon as a module is there; all but the first only where a script is watched.
+#: What it does as soon as a module is there.
 AFTER = {
     "torch": ("environment", "begin"),
     "huggingface_hub.constants": ("hub_stand_ins", "after_constants"),
     "transformers.utils.hub": ("hub_stand_ins", "after_files"),
     "transformers.tokenization_utils_base": ("hub_stand_ins", "after_tokenizers"),
     "datasets.load": ("hub_stand_ins", "after_datasets"),
-    "safetensors.torch": ("watch_script", "after_safetensors"),
     "transformers.modeling_utils": ("zero_weights", "after_models"),
     "transformers.generation.stopping_criteria": ("zero_weights", "after_stopping"),
 }
+if os.environ.get("LABKIT_PHANTOM_WATCH"):
+    AFTER["safetensors.torch"] = ("watch_script", "after_safetensors")
 
 
 class _After(importlib.abc.MetaPathFinder):
@@ -61,8 +62,7 @@ class _After(importlib.abc.MetaPathFinder):
 
 
 if os.environ.get("LABKIT_PHANTOM"):
-    watched = os.environ.get("LABKIT_PHANTOM_WATCH")
-    sys.meta_path[:0] = [_After(name) for name in AFTER if name == "torch" or watched]
+    sys.meta_path[:0] = map(_After, AFTER)
 
 hidden = importlib.machinery.PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if path != HERE]

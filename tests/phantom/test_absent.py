@@ -1,5 +1,7 @@
 """Models, tokenizers and data sets that are not on this machine, in scripts that name them."""
 
+import os
+import subprocess
 import sys
 import textwrap
 
@@ -163,3 +165,23 @@ def test_what_cannot_be_had_ends_in_a_sentence(run, text, sentence):
 def test_scripts_without_these_libraries_do_not_import_them(run):
     _, printed, _ = run("import sys, torch; print({'transformers', 'datasets'} & {*sys.modules})")
     assert printed == "set()\n"
+
+
+def test_a_program_that_nobody_watches_gets_them_too(tmp_path):
+    load = (
+        "import torch; from transformers import AutoModelForCausalLM as Model, AutoTokenizer; "
+        "name = 'HuggingFaceTB/SmolLM2-135M'; "
+        "model = Model.from_pretrained(name, dtype=torch.bfloat16, device_map='cuda'); "
+        "print(len(AutoTokenizer.from_pretrained(name)), torch.cuda.memory_allocated())"
+    )
+    own = {"LD_PRELOAD", "LABKIT_PHANTOM"}  # of the phantom that runs this test
+    clean = {name: value for name, value in os.environ.items() if name not in own}
+    clean |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "LABKIT_CACHE": str(tmp_path / "c")}
+    command = [sys.executable, "-m", "phantom_gpu", "t4", "-c", load]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    vocabulary, held_bytes = map(int, done.stdout.split())
+    assert vocabulary == 49_152
+    assert held_bytes >= 2 * 134_515_008
+    assert held_bytes < 2 * 134_515_008 + 1_000_000  # rounding, and buffers
+    assert "its weights are zeros" in done.stderr

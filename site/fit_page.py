@@ -54,6 +54,8 @@ _PUBLISHED = "## Beside a real GPU's published figures"
 _PUBLISHED_SOURCE = "https://huggingface.co/docs/transformers/v4.21.0/perf_train_gpu_one"
 #: 300 batches that `off_the_grid` of tests/browser/test_fit_page.py draws: docs/LOG.md, 2026-11-28.
 _OFF = "between 13 % less and 26 % more than the page says"
+#: 30 ways, models and batches that `random.Random(7)` drew: docs/LOG.md, 2026-11-29.
+_OLDER = "12 reserved otherwise, between 0.9 % less and 1.2 % more,"
 _BETWEEN = (
     "Between the batches that were simulated the page interpolates and says “about”. Peak memory "
     "grows almost evenly with the number of tokens, and where it does not, the page gives a range. "
@@ -370,4 +372,8 @@ def _table(title: str, heading: Any, rows: Any) -> str:
 def _made() -> str:
     known = table()
     versions = ", ".join(f"{name} {number}" for name, number in known.versions.items())
-    return f"Computed {known.date[:10]} with {versions}."
+    return (
+        f"Computed {known.date[:10]} with {versions}. Older releases of PyTorch choose among free "
+        f"blocks in another way: of 30 random ways {_OLDER} by the rules of 2.11. "
+        "`labkit estimate --torch 2.11` follows those."
+    )

@@ -42,6 +42,9 @@ MOST_KNOWN_FLOATS = 1 << 16
 MOST_COMPUTED_FLOATS = 1 << 21
 #: An operation on more unknown values than this is not done on zeros: its result is taken as zeros.
 MOST_ZEROS = 1 << 20
+#: Whole numbers that begin as zeros, which cost nothing until they are written: `one_hot` of the
+#: experts that each token of a batch takes.
+MOST_ZERO_NUMBERS = 1 << 26
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 aten = torch.ops.aten
@@ -112,6 +115,8 @@ OF_UNKNOWN = {aten.all: True, aten.any: False}
 OF_UNKNOWN_FLOATS = {aten.eq.Scalar: False, aten.ne.Scalar: True}
 #: Their masks choose everything: boxes that are large enough, scores that are high enough.
 THRESHOLDS = {aten.ge, aten.gt, aten.le, aten.lt}
+#: Unknown numbers are in order already, so each token takes the first experts, and no expert twice.
+ORDERS = {aten.topk, aten.sort}
 #: Of a loss scaler: divides gradients, and notes in its second argument if one is not finite.
 CHECKS_GRADIENTS = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -253,7 +258,7 @@ class KnownValues(TorchDispatchMode):
             args = self._places(args) or args
             tensors = list(tensors_in(args))
         known = all(
-            (func in SELECTS or _knowable(each, MOST_COMPUTED_FLOATS))
+            (func in SELECTS or _knowable(each, MOST_COMPUTED_FLOATS) or _began_as_zeros(each))
             and self.twin(each) is not None
             for each in tensors
         )
@@ -407,7 +412,9 @@ class KnownValues(TorchDispatchMode):
     @guarded
     def _factory(self, func, args, kwargs, out) -> None:
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if not random and isinstance(out, torch.Tensor) and out.is_cuda and _knowable(out):
+        if random or not isinstance(out, torch.Tensor) or not out.is_cuda:
+            return
+        if _knowable(out) or (func is aten.zeros.default and _began_as_zeros(out)):
             self.remember(out, self._on_twins(func, args, kwargs))
 
     @guarded
@@ -470,7 +477,9 @@ class KnownValues(TorchDispatchMode):
         if func.overloadpacket in THRESHOLDS and args[0].is_floating_point() and out.numel() > 1:
             filled = True
         few = sum(tensor.numel() for tensor in tensors) <= MOST_ZEROS
-        if few and not random and filled is None:
+        if func.overloadpacket in ORDERS and len(flat) == 2:
+            values = [None, _in_order(flat[1], _dim(func, args, kwargs))]
+        elif few and not random and filled is None:
             with suppress(RuntimeError):  # the CPU has no such operator, or zeros will not do
                 values = tree_flatten(self._on_twins(func, args, kwargs, zeros=True))[0]
         for made, value in zip(flat, values, strict=True):
@@ -650,6 +659,28 @@ def _knowable(tensor: torch.Tensor, most_floats: int = MOST_KNOWN_FLOATS) -> boo
         return True
     few = _plain(tensor) and tensor.numel() <= most_floats
     return few and not tensor.requires_grad
+
+
+def _dim(func: Any, args: tuple, kwargs: dict) -> int:
+    """Return the ``dim`` that an operator is given, or its default."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.name == "dim":
+            given = args[number] if number < len(args) else kwargs.get("dim")
+            return argument.default_value if given is None else given
+    raise ValueError(f"{func} takes no dim")
+
+
+def _in_order(places: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the places of numbers that are in order along ``dim``, in the shape of ``places``."""
+    if not places.dim():
+        return torch.zeros_like(places, device="cpu")
+    count = torch.arange(places.shape[dim], device="cpu")
+    return count.expand(*places.movedim(dim, -1).shape).movedim(-1, dim)
+
+
+def _began_as_zeros(tensor: torch.Tensor) -> bool:
+    """Return whether these are whole numbers which, if they are known, began as zeros."""
+    return _plain(tensor) and tensor.dtype is torch.int64 and tensor.numel() <= MOST_ZERO_NUMBERS
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -186,6 +186,20 @@ def test_an_unknown_mask_chooses_everything():
     assert not (x[0, 0] > 0)  # what is read as one value is zero
 
 
+@pytest.mark.parametrize("tokens", [1 << 10, 1 << 15])
+def test_each_token_takes_the_first_experts_however_many_tokens_there_are(tokens):
+    """As transformers' mixtures look for them: 16.8 million numbers for 32,768 tokens."""
+    _, experts = torch.randn(tokens, 64, device="cuda").topk(8)
+    taken = F.one_hot(experts, 64).permute(2, 1, 0)
+    assert taken.sum((-1, -2)).gt(0).nonzero().flatten().tolist() == list(range(8))
+    choices, rows = torch.where(taken[3] > 0)
+    assert choices.unique().tolist() == [3]
+    assert torch.equal(rows.cpu(), torch.arange(tokens))
+    ranked = torch.randn(3, 5, device="cuda").sort(0, descending=True).indices
+    assert ranked.tolist() == [[0] * 5, [1] * 5, [2] * 5]
+    assert torch.randn((), device="cuda").sort().indices.item() == 0
+
+
 READS = {
     "nonzero": lambda x: x.nonzero(),
     "where": lambda x: torch.where(x > 0),

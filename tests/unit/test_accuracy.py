@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import labkit as lab
-from benchmarks import accuracy
+from benchmarks import accuracy, peers
 from benchmarks.accuracy import SETUPS_GROUP, AccuracyRow, markdown, summary, table
 from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from gpumem.estimation.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
@@ -241,3 +241,13 @@ def test_the_command_line(capsys, tmp_path):
     if not this_machine.machine().can_measure:
         assert accuracy.main(["--gpu"]) == 2
         assert "need a CUDA machine" in capsys.readouterr().err
+
+
+def test_the_page_says_what_other_tools_answered():
+    answers = json.loads(peers.RECORD.read_text(encoding="utf-8"))
+    names = {job.name for job in peers.jobs()}
+    assert len(names) == 60
+    assert all(found.keys() <= names for found in answers.values())
+    ours = answers[peers.OURS]
+    assert ours == {job.name: job.ours_bytes for job in peers.jobs()}
+    assert peers.table(answers) in peers.PAGE.read_text(encoding="utf-8")

@@ -9,6 +9,8 @@
 A name loads its module, and the libraries that module needs, when it is first used.
 """
 
+from typing import Any
+
 from gpumem.lazy import public_names
 
 #: The public names by group and by the module that defines them.
@@ -41,3 +43,10 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 __all__, __getattr__, __dir__ = public_names(__name__, GROUPS)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook ``%memory`` and ``%%memory``: ``%load_ext gpumem``."""
+    from gpumem.notebook import load
+
+    load(shell)

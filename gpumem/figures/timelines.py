@@ -291,8 +291,9 @@ def _phase_table(
     spans = {f"step {i}": span for i, span in enumerate(line.steps(), start=1)}
     opening = min(line.step_starts, default=totals.index[-1] + 1)
     columns = [phase for phase in Phase if phase in set(phases)]
+    before = "before step 1" if spans else "all of it"
     rows = []
-    for name, (start, stop) in {"before step 1": (0, opening), **spans}.items():
+    for name, (start, stop) in {before: (0, opening), **spans}.items():
         part = highest.loc[start : stop - 1]
         if not part.empty:
             peaks = part.groupby(phases).max()

@@ -241,3 +241,22 @@ def test_the_page_shows_what_the_published_runs_take_here(on_phantom):
     here = Path(__file__).parents[2]
     table = on_phantom("v100", "-W", "ignore", here / "benchmarks/published.py")
     assert table in (here / "docs/PHANTOM.md").read_text(encoding="utf-8")
+
+
+def test_the_notebooks_magics_say_what_the_allocator_does(on_phantom):
+    said = on_phantom(
+        "t4",
+        "-c",
+        "import torch\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "from gpumem.notebook import held_now, run_cell\n"
+        "shell = InteractiveShell()\n"
+        "shell.run_cell('import torch; net = torch.nn.Linear(512, 512).cuda()')\n"
+        "run, _ = run_cell(shell, 'net(torch.ones(256, 512, device=\"cuda\")).sum().backward()')\n"
+        "assert run.mode == 'phantom'\n"
+        "assert run.peak_bytes == torch.cuda.max_memory_allocated()\n"
+        "assert run.reserved_bytes == torch.cuda.max_memory_reserved()\n"
+        "print(held_now(shell.user_ns))\n",
+    )
+    assert "net, weights" in said
+    assert "16.2 MiB  no name: autograd's graphs, workspaces, other modules" in said

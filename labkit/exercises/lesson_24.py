@@ -67,7 +67,8 @@ def check_fields(answer):
         return f"So {text}. That is too much memory. The largest part of the peak is {largest}."
     if seconds > MOST_SECONDS:
         return (
-            f"So {text}. That is too long. Leave out one field at a time: what does it save here?"
+            f"So {text}. That is too long. Switch one field at a time: what does it cost, and what "
+            "does it save on this job?"
         )
     return Correct(f"That is right: {text}.")
 

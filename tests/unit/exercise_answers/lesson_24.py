@@ -52,7 +52,7 @@ RIGHT = [
 ]
 MISTAKES = [
     ("24-1", {"checkpointing": True}, "largest part of the peak is"),
-    ("24-1", RIGHT_FIELDS | {"attention": "sdpa"}, "too long. Leave out one field"),
+    ("24-1", RIGHT_FIELDS | {"attention": "sdpa"}, "too long. Switch one field"),
     ("24-1", {"precision": "fp32", "checkpointing": True, "chunked_loss": True}, "too long"),
     ("24-1", RIGHT_FIELDS | {"optimizer": "adamw8bit"}, "another training: the optimizer's"),
     ("24-1", RIGHT_FIELDS | {"batch_size": 8}, "the same 16 texts"),

@@ -1,4 +1,4 @@
-"""Figures that only lessons draw: one quantity against another, and losses over several seeds.
+"""Figures that only lessons draw: lines, losses over several seeds, and padded batches.
 
 Limits: meant for a handful of lines; from the eighth on, colours repeat. Loss curves are smoothed
 over a twentieth of the steps, their table is not.
@@ -16,6 +16,7 @@ from gpumem.figures.drawing import (
     COLOURS,
     GREY,
     LIMIT_LINE,
+    LINE_COLOURS,
     LINE_MARKERS,
     Picture,
     against,
@@ -24,7 +25,9 @@ from gpumem.figures.drawing import (
     scale,
 )
 from gpumem.figures.html_pages import MISSING
+from gpumem.figures.tables import sources
 from gpumem.inputs import InputError
+from gpumem.runs import Run
 from gpumem.units import format_bytes
 from labkit.loss_comparison import Losses
 
@@ -189,3 +192,21 @@ def _row(losses: Losses, first: Losses) -> list[str]:
 
 def _text(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
+
+
+def rectangles(runs: Sequence[Run], batches: Sequence[Sequence[int]], *, title: str) -> Picture:
+    """Show the batch of each run, given as the lengths of its texts, and what the run reserves."""
+    source = f"tokens dark, padding light; what a step reserves, {' and '.join(sources(runs))}"
+    figure = Picture(title, source, body=250)
+    rows = []
+    with figure.drawing(1, len(runs), sharex=True, sharey=True, squeeze=False) as [places]:
+        for axes, run, lengths in zip(places, runs, batches, strict=True):
+            numbers = range(len(lengths))
+            axes.barh(numbers, max(lengths), height=1, color="#CFD8DC")
+            axes.barh(numbers, lengths, height=1, color=LINE_COLOURS[0])
+            reserved = format_bytes(max(run.peak_bytes, run.reserved_bytes or 0))
+            axes.set(title=f"{run.name}\n{reserved}", xlabel="tokens")
+            rows.append((run.name, reserved, format_bytes(run.peak_bytes)))
+        places[0].set_ylabel("rows")
+    figure.describe("Bars", ("batch", "reserved", "allocated"), rows)
+    return figure.show()

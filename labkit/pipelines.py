@@ -1,24 +1,27 @@
 """Pipelines: which device works on which micro-batch when, and the first stage alone.
 
-    note_calls(stage, "0.txt")               # in each process, before its schedule runs
-    in_slots(["0.txt", "1.txt"], forward=1)  # the last step, drawn with given lengths
+    note_calls(stage, "0.txt")                       # in each process, before its schedule runs
+    slots = in_slots(["0.txt", "1.txt"], forward=1)  # the last step, with given lengths
+    draw_slots({"1F1B": slots}, title="Who works?", source="made up")
 
 Limits: each noted call waits for the GPU first, so a program that is noted is slower.
 """
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.patches import Patch
 from torch import nn
 from torch.distributed import get_world_size
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import labkit as lab
+from gpumem.figures.drawing import INK, Picture
 
 ORDERS = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 
@@ -62,6 +65,35 @@ def in_slots(paths: Sequence[str | Path], forward: float) -> pd.DataFrame:
         free[device] = done[piece] = start + (forward if kind == "forward" else 2 * forward)
         rows.append((device, kind, piece, start, done[piece]))
     return pd.DataFrame(rows, columns=["device", "kind", "piece", "start", "stop"])
+
+
+def draw_slots(charts: Mapping[str, pd.DataFrame], *, title: str, source: str) -> Picture:
+    """Show what ``in_slots`` gave, a chart for each name, and how long each device is idle.
+
+    The numbers in the bars are those of the micro-batches; ``source`` says where the order is from.
+    """
+    colours = {"forward": "#D3E5F4", "backward": "#E69F00"}  # pale enough for numbers
+    legend = [Patch(facecolor=each, edgecolor=INK, label=kind) for kind, each in colours.items()]
+    source = f"a micro-batch forward is one slot, backward two; the order is {source}"
+    figure = Picture(title, source, body=170 * len(charts), legend=legend)
+    rows = []
+    with figure.drawing(len(charts), sharex=True, squeeze=False) as places:
+        for [axes], (name, bars) in zip(places, charts.items(), strict=True):
+            devices, stop = bars.device.nunique(), bars.stop.max()
+            lengths = bars.stop - bars.start
+            look = {"color": bars.kind.map(colours), "edgecolor": INK, "height": 0.8}
+            axes.barh(bars.device, lengths, left=bars.start, **look)
+            for bar in bars.itertuples():
+                middle = (bar.start + bar.stop) / 2
+                axes.text(middle, bar.device, bar.piece, ha="center", va="center")
+            idle = f"{1 - lengths.sum() / (devices * stop):.0%}"
+            axes.set_title(f"{name}: {stop:g} slots, each device idle for {idle}", loc="left")
+            axes.set_yticks(range(devices), [f"device {number}" for number in range(devices)])
+            axes.set_ylim(devices - 0.4, -0.6)
+            rows.append((name, f"{stop:g}", idle))
+        axes.set_xlabel("slots")
+    figure.describe("Bars over time", ("", "slots", "idle"), rows)
+    return figure.show()
 
 
 class FirstStage(nn.Module):

@@ -56,6 +56,7 @@ AREAS: dict[str, tuple[str, str]] = {  # colour and hatch
     ROUNDING: ("#FFFFFF", ""),
     "logits and loss": ("#56B4E9", "|||"),
     "16-bit copies": ("#56B4E9", "///"),  # of lesson 04, next to temporary
+    "kept by the allocator": ("#BDBDBD", ""),  # of lesson 24, whose sums count it
     "product": ("#D9D9D9", "xxx"),  # of lesson 11, the seventh part: black would hide its outline
 }
 COLOURS = {category: AREAS[category][0] for category in Category}

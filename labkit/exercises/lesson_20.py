@@ -1,6 +1,6 @@
-"""Exercises of lesson 20: a map for two unequal GPUs, and a pipeline within a memory target."""
+"""Exercises of lesson 20: a map for two unequal GPUs, and a pipeline's order of work."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,21 +8,19 @@ import torch
 from torch import nn
 
 import labkit as lab
-from gpumem.inputs import one_of, shown
-from gpumem.runs import Run
-from gpumem.units import GIB, format_bytes
+from gpumem.inputs import shown
+from gpumem.units import GIB, MIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
-from labkit.pipelines import ORDERS, train_first_stage
 
 # (layers, room of GPU 0, room of GPU 1)
-PAIRS = ((32, 11 * GIB, 6 * GIB), (24, 4 * GIB, 9 * GIB))
+PAIRS = ((32, 11 * GIB, 6 * GIB), (24, 4400 * MIB, 9 * GIB))
 ROWS, TOKENS = 2, 1024
 bring_inputs = from_notebook("20", "bring_inputs", globals())
-STAGES, TEXTS = 4, 32
-BASELINE_PIECES = 4  # micro-batches of the GPipe whose peak is to be halved
-MOST_IDLE, FEWEST_TEXTS, MOST_PEAK = 0.20, 2, 0.50
+#: (GPUs, micro-batches); one has fewer micro-batches than GPUs.
+PIPELINES = ((2, 8), (4, 8), (1, 3), (5, 2))
+SLOTS = {"forward": 1, "backward": 2}
 
 
 def place(model, room):
@@ -57,8 +55,9 @@ def _llama(layers: int, device: str) -> nn.Module:
     "20-1",
     place,
     "Go through the modules in the order in which they run, and count bytes.",
-    "GPU 0 takes modules until the next one would not fit, GPU 1 takes the rest. Leave "
-    "256 MiB of GPU 0 for the pass.",
+    "GPU 0 takes modules until the next one would not fit, GPU 1 takes the rest. Leave 256 MiB of "
+    "each for the pass. `infer_auto_device_map` does it, too, and keeps the largest module's bytes "
+    "free on GPU 0 besides.",
 )
 def check_place(answer):
     for layers, *rooms in PAIRS:
@@ -108,40 +107,93 @@ def _too_much(layers: int, rooms: list[int], places: dict[str, int]) -> str | No
     return None
 
 
-def plan():
-    # (4 - 1) / (m + 4 - 1) <= 0.2 from m = 12 on, and 32 / m >= 2 up to m = 16
-    return {"order": "1F1B", "pieces": 16}
-
-
-def first_stage(order: str, pieces: int) -> Run:
-    ranks = {"ranks": STAGES, "rank": 0}
-    return checks.simulated(train_first_stage, order=order, pieces=pieces, **ranks)
+def work(rank, ranks, pieces):
+    tasks, back = [], 0
+    for piece in range(pieces):
+        tasks.append(("forward", piece))
+        if piece - back + 1 == ranks - rank:  # as many as may be on their way
+            tasks.append(("backward", back))
+            back += 1
+    return [*tasks, *(("backward", piece) for piece in range(back, pieces))]
 
 
 @check_of(
     "20-2",
-    plan,
-    "(p - 1) / (m + p - 1) with p = 4: from which m on is it at most 0.2?",
-    "Which order of work sends a micro-batch back before all have gone forward?",
+    work,
+    "Device 0 in the lower chart: how many go forward before the first comes back? And then?",
+    "GPU `rank` sends forwards until `ranks - rank` are on their way. Then a backward makes room "
+    "for each forward, and what is left comes back at the end.",
 )
-def check_plan(answer):
-    chosen = checks.settings_of(answer, ("order", "pieces"))
-    order = one_of(chosen["order"], ORDERS, "order")
-    pieces = checks.whole_number(chosen["pieces"], "the number of pieces", most=TEXTS)
-    if TEXTS % pieces:
-        return f"{TEXTS} texts cannot be cut into {pieces} equal micro-batches."
-    idle = (STAGES - 1) / (pieces + STAGES - 1)
-    if idle > MOST_IDLE:
-        return f"With {pieces} micro-batches each stage is idle {idle:.0%} of the time: too long."
-    if TEXTS // pieces < FEWEST_TEXTS:
-        return f"{TEXTS // pieces} text in a micro-batch is too few: at least {FEWEST_TEXTS}."
-    run, reference = first_stage(order, pieces), first_stage("GPipe", BASELINE_PIECES)
-    share = run.peak_bytes / reference.peak_bytes
-    if share > MOST_PEAK:
-        return (
-            f"Each stage is idle {idle:.0%} of the time, little enough. But the first one peaks at "
-            f"{share:.0%} of what it takes now. What share of the batch is on its way at once?"
-        )
+def check_work(answer):
+    for ranks, pieces in PIPELINES:
+        lists = []
+        for rank in range(ranks):
+            given = checks.call(answer, rank, ranks, pieces)
+            where = f"`work({rank}, {ranks}, {pieces})`"
+            if problem := _not_a_list_of_work(given, pieces):
+                return f"{where}: {problem}"
+            lists.append([(kind, int(piece)) for kind, piece in given])
+            held = most = 0
+            for kind, _ in lists[-1]:
+                held += 1 if kind == "forward" else -1
+                most = max(most, held)
+            if most > ranks - rank:
+                return (
+                    f"{where} holds the activations of {most} micro-batches at a time; at most "
+                    f"{ranks - rank}. What could come back earlier?"
+                )
+        slots = _slots(lists)
+        if isinstance(slots, str):
+            return f"With {ranks} GPUs and {pieces} micro-batches {slots}"
+        if slots > 3 * (pieces + ranks - 1):
+            return (
+                f"With {ranks} GPUs and {pieces} micro-batches a step takes {slots} slots; "
+                f"{3 * (pieces + ranks - 1)} are enough. Which GPU waits while it has work to do?"
+            )
     return checks.Correct(
-        f"That is right: {share:.0%} of the peak, and idle {idle:.0%} of the time."
+        "That is right: the formula's time, and the first GPU holds p micro-batches instead of all "
+        "m. PyTorch's name for such an order is 1F1B."
     )
+
+
+def _not_a_list_of_work(given: Any, pieces: int) -> str | None:
+    """Return what is wrong with one GPU's list, whatever the others do."""
+    try:
+        tasks = [(kind, int(piece)) for kind, piece in given]
+    except (TypeError, ValueError):
+        return f'a list of pairs such as ("forward", 0) is asked for, not {shown(given)}.'
+    wanted = {(kind, piece) for kind in SLOTS for piece in range(pieces)}
+    for task in tasks:
+        if task not in wanted:
+            return f"{task} is no task: forward or backward, of micro-batch 0 to {pieces - 1}."
+    if len(tasks) != len(wanted) or set(tasks) != wanted:
+        return f"{len(tasks)} tasks are there; each of {len(wanted)} different ones is due once."
+    for piece in range(pieces):
+        if tasks.index(("forward", piece)) > tasks.index(("backward", piece)):
+            return f"micro-batch {piece} goes backward before it has gone forward."
+    return None
+
+
+def _slots(lists: Sequence[Sequence[tuple[str, int]]]) -> int | str:
+    """Return when the last GPU is done, or which one waits for ever."""
+    ended: dict[tuple[str, int, int], int] = {}
+    free, places = [0] * len(lists), [0] * len(lists)
+    while True:
+        waiting = []
+        moved = False
+        for rank, tasks in enumerate(lists):
+            while places[rank] < len(tasks):
+                kind, piece = tasks[places[rank]]
+                source = rank - 1 if kind == "forward" else rank + 1
+                inputs = (kind, piece, source)
+                if source in range(len(lists)) and inputs not in ended:
+                    waiting.append(f"GPU {rank} waits for ever for {kind} {piece} of GPU {source}.")
+                    break
+                free[rank] = max(free[rank], ended.get(inputs, 0)) + SLOTS[kind]
+                ended[kind, piece, rank] = free[rank]
+                places[rank] += 1
+                moved = True
+        if not waiting:
+            return max(free)
+        if not moved:
+            return waiting[0]

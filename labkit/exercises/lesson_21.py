@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from labkit.exercises.checks import call, expect_results
+from labkit.exercises.checks import Correct, call, expect_results
 from labkit.exercises.engine import check_of
 
 MOST_PADDING, MOST_BATCHES = 0.1, 1.25
@@ -25,7 +25,6 @@ def most_positions(first, second, budget_bytes):
 
 
 def _slips(first, second, budget_bytes):
-    right = most_positions(first, second, budget_bytes)
     (positions, peak), (others, other_peak) = first, second
     each = (other_peak - peak) / (others - positions)
     proportional = "Not all of the peak grows with the positions: what is left of it at none?"
@@ -33,7 +32,6 @@ def _slips(first, second, budget_bytes):
         budget_bytes / each: "Weights, gradients and states need a part of the budget, too.",
         budget_bytes * positions / peak: proportional,
         budget_bytes * others / other_peak: proportional,
-        right + 1: "That one no longer fits: which way do you round?",
         (budget_bytes - peak) / each: "That many fit *beside* the first run's. How many in all?",
     }
 
@@ -46,7 +44,13 @@ def _slips(first, second, budget_bytes):
     "peak: what is left is fixed. What the budget leaves, over the bytes of one, rounded down.",
 )
 def check_positions(answer):
-    return expect_results(answer, most_positions, RUNS, slips=_slips, rel_tolerance=1e-6)
+    for job in RUNS:
+        given, right = call(answer, *job), most_positions(*job)
+        if given == right + 1:
+            return f"With {given:,} positions the last one no longer fits: which way do you round?"
+        if given == right - 1:
+            return f"{given:,} positions fit, and so does one more: which way do you round?"
+    return expect_results(answer, most_positions, RUNS, slips=_slips, rel_tolerance=0)
 
 
 def batches(lengths, budget_bytes, fixed, linear, square):
@@ -86,7 +90,11 @@ def check_batches(answer):
         given = [list(batch) for batch in call(answer, list(lengths), *model)]
         if problem := _wrong_batches(given, lengths, *model):
             return f"For {len(lengths)} texts, the longest of {max(lengths)} tokens: {problem}"
-    return None
+    return Correct(
+        "That is right. A limit in tokens cannot do it: R T² is T times R T, so the same R T takes "
+        "more bytes where texts are long. A limit that suits the longest texts leaves the batches "
+        "of short ones far below the budget."
+    )
 
 
 def _wrong_batches(given, lengths, budget_bytes, fixed, linear, square) -> str | None:

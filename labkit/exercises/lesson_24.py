@@ -1,77 +1,76 @@
-"""Exercises of lesson 24: which technique a job needs, and the greedy order of adoption."""
+"""Exercises of lesson 24: a memory target on another job, and the greedy order of adoption."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields as fields_of
 from itertools import takewhile
 
-from gpumem.inputs import one_of, shown
-from labkit.exercises.checks import call
+from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.recipes_to_try import changes
+from gpumem.estimation.search import link_and_bound
+from gpumem.estimation.weight_shapes import shapes_of
+from gpumem.inputs import shown
+from gpumem.models.config import find_config
+from gpumem.units import GIB, format_bytes
+from labkit.exercises.checks import Correct, call, estimated, settings_of
 from labkit.exercises.engine import check_of
 
-#: As in the lesson's table: which part falls, by which share of it, seconds added to the bound.
-TABLE = {
-    "checkpointing": ("activations", 0.9, 0.15),
-    "smaller batches": ("activations", 0.5, 0.04),
-    "8-bit optimizer": ("optimizer", 0.75, -0.08),
-    "optimizer in CPU memory": ("optimizer", 1.0, 0.34),
-}
-# (what the peak is made of, in GiB; the room, in GiB)
-PEAKS = (
-    ({"weights": 5, "optimizer": 9, "activations": 23}, 24),  # only checkpointing is enough
-    ({"weights": 5, "optimizer": 9, "activations": 23}, 28),  # so is the cheaper one
-    ({"weights": 8, "optimizer": 16, "activations": 2}, 16),  # the cheap one, and it saves time
-    ({"weights": 8, "optimizer": 16, "activations": 2}, 11),  # the expensive one
-    ({"weights": 12, "optimizer": 6, "activations": 6}, 11),  # none: weights stay
-    ({"weights": 6, "optimizer": 8, "activations": 8}, 18),  # several would do
-)
+MODEL, GPU = "SmolLM2-135M", "t4"
+PLAIN = Recipe(batch_size=16, seq_len=512, attention="eager")
+MOST_BYTES, MOST_SECONDS = 4 * GIB, 1.05
 Measure = Callable[[Sequence[str]], tuple[float, float]]
-SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3}
+SECONDS = {"a": 0.2, "b": 0.1, "c": -0.1, "d": 0.3, "e": -0.3}
 #: Jobs by what each is to find out: the peaks of backward and of the optimizer's step, in GiB, and
 #: how much of each a technique saves.
 ORDER_JOBS = {
-    "independent savings": ((40, 0), {"a": (10, 0), "b": (6, 0), "c": (3, 0), "d": (9, 0)}),
-    "a peak that moves": ((40, 30), {"a": (15, 0), "b": (0, 12), "c": (4, 0), "d": (9, 0)}),
-    "one that saves nothing": ((20, 18), {"a": (8, 0), "b": (0, 1), "c": (-2, 0), "d": (0, 9)}),
+    "independent savings": (
+        (40, 0),
+        {"a": (10, 0), "b": (6, 0), "c": (3, 0), "d": (9, 0), "e": (1, 0)},
+    ),
+    "a peak that moves": (
+        (40, 30),
+        {"a": (15, 0), "b": (0, 12), "c": (4, 0), "d": (9, 0), "e": (0, 0)},
+    ),
+    "one that saves nothing": (
+        (20, 18),
+        {"a": (8, 0), "b": (0, 1), "c": (-2, 0), "d": (0, 9), "e": (0, 0)},
+    ),
     "nothing to save": ((20, 20), dict.fromkeys(SECONDS, (5, 0))),
 }
 
 
-def needed(parts, table, room):
-    fitting = {}
-    for name, (part, share, seconds) in table.items():
-        peak = sum(parts.values()) - share * parts[part]  # the other parts stay as they are
-        if peak <= room:
-            fitting[name] = seconds
-    return min(fitting, key=fitting.get) if fitting else "none"
+def fields():
+    # A T4 has no kernel for this model's shared heads: fused attention would copy them, and take
+    # longer. Checkpointing leaves the loss as the peak, which the chunks cut.
+    return {"precision": "amp-fp16", "checkpointing": True, "chunked_loss": True}
 
 
 @check_of(
     "24-1",
-    needed,
-    "What is left of the peak after each technique? Only its own part shrinks.",
-    "Keep those with which `sum(parts.values()) - share * parts[part]` is at most the room. Of "
-    "them, `min(..., key=...)` by the seconds; 'none' if there are none.",
+    fields,
+    "Begin with one field and let the check say what a step takes. Which part is the largest?",
+    "Checkpointing for the activations, then what the loss holds. And on a T4, what does each of "
+    "the two moves of the pair do to the bound?",
 )
-def check_needed(answer):
-    for parts, room in PEAKS:
-        given = one_of(call(answer, dict(parts), dict(TABLE), room), (*TABLE, "none"), "technique")
-        if given != needed(parts, TABLE, room):
-            made_of = ", ".join(f"{size} GiB of {name}" for name, size in parts.items())
-            return (
-                f"A peak of {made_of}, and room for {room} GiB: you return '{given}'. "
-                f"{_advice(given, parts, room)}"
-            )
-    return None
-
-
-def _advice(given: str, parts: Mapping[str, float], room: float) -> str:
-    """Why ``given`` is not what this job needs."""
-    if given == "none":
-        return "One of them is enough: try each, and subtract what it takes from its own part."
-    part, share, _ = TABLE[given]
-    left = sum(parts.values()) - share * parts[part]
-    if left > room:
-        return f"It takes {share:.0%} of the {part} alone, and leaves {left:g} GiB."
-    return "It fits, but another one that fits adds fewer seconds."
+def check_fields(answer):
+    names = [field.name for field in fields_of(Recipe)]
+    recipe = answer if isinstance(answer, Recipe) else PLAIN.but(**settings_of(answer, names))
+    if (recipe.tokens, recipe.seq_len, recipe.ranks) != (PLAIN.tokens, PLAIN.seq_len, 1):
+        return "A step must train on the same 16 texts of 512 tokens, on one GPU."
+    if others := set(changes(recipe)) - set(changes(PLAIN)):
+        return f"That is another training: {'; '.join(sorted(others))}."
+    found = estimated(MODEL, GPU, recipe)
+    _, seconds = link_and_bound(found, shapes_of(find_config(MODEL)[1]))
+    reserved_bytes = found.peak_reserved_bytes
+    text = f"a step reserves {format_bytes(reserved_bytes)}, and takes at least {seconds:.2f} s"
+    if reserved_bytes > MOST_BYTES:
+        largest = max(found.run.by_category, key=found.run.by_category.get)
+        return f"So {text}. That is too much memory. The largest part of the peak is {largest}."
+    if seconds > MOST_SECONDS:
+        return (
+            f"So {text}. That is too long. Switch one field at a time: what does it cost, and what "
+            "does it save on this job?"
+        )
+    return Correct(f"That is right: {text}.")
 
 
 def order(measure, names):

@@ -171,8 +171,15 @@ def folder() -> Path:
 
 
 def recorded(lesson: str | int) -> None:
-    """Show what GPUs recorded for a lesson: real ones, or that none has yet, then phantoms."""
-    found = results.results_of(lesson)
+    """Show what GPUs recorded for a lesson: real ones, or that none has yet, then phantoms.
+
+    A phantom is left out where it ran nothing itself: all of its record is simulated or of the CPU.
+    """
+    found = [
+        each
+        for each in results.results_of(lesson)
+        if not each.phantom or any(run.mode == "phantom" for run in each.runs)
+    ]
     if all(each.phantom for each in found):
         text = "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it."
         cards.message_card(text, title="Recorded on real GPUs")

@@ -128,7 +128,7 @@ def technique(name):
     return Technique(name=name, lesson="00", change=change, effort="", not_when="Never.")
 
 
-def made_up(monkeypatch, measure):
+def made_up(monkeypatch, measure, slower=None):
     """Simulations that ``measure`` makes of the names that are on: peak in GiB, seconds."""
 
     def simulated(job, recipe):
@@ -137,7 +137,7 @@ def made_up(monkeypatch, measure):
         return Figures(recipe, run_of(peak * GIB), True, seconds)
 
     monkeypatch.setattr(cheat_sheet, "simulated", simulated)
-    return order_of_adoption(CommonJob(model="made up"), [technique(n) for n in _FIELDS])
+    return order_of_adoption(CommonJob(model="made up"), [technique(n) for n in _FIELDS], slower)
 
 
 def free_first(on):
@@ -175,6 +175,16 @@ def test_the_order_is_by_bytes_of_free_moves_then_by_bytes_per_second(
     assert [move.changed for move in order] == [name == "e" for name in names]
     for earlier, later in itertools.pairwise(order):
         assert earlier.after == later.before
+
+
+def test_a_technique_that_was_timed_takes_these_seconds(monkeypatch):
+    def measure(on):
+        return 40 - 10 * ("a" in on) - 6 * ("b" in on), 1 + 0.1 * len({"a", "b"} & on)
+
+    assert [move.name for move in made_up(monkeypatch, measure)] == ["a", "b"]
+    order = made_up(monkeypatch, measure, {"a": 1.5})
+    assert [move.name for move in order] == ["b", "a"]
+    assert [move.after.seconds for move in order] == pytest.approx([1.1, 1.1 * 1.5])
 
 
 def test_each_move_of_a_real_order_saves(sheet):

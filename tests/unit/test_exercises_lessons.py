@@ -22,7 +22,7 @@ from gpumem.estimation.textbook_formula import Part, formula_estimate
 from gpumem.trace import Category
 from gpumem.units import GIB, MIB
 from labkit.exercises import lesson_02
-from labkit.exercises.checks import train
+from labkit.exercises.checks import simulated, train
 from labkit.exercises.engine import Status, of_lesson
 from labkit.exercises.lesson_00 import SEQ_LEN
 from labkit.exercises.lesson_03 import LOSS_BATCH, LOSS_LENGTH, LOSS_MODEL, loss_gib
@@ -33,7 +33,7 @@ from labkit.exercises.lesson_11 import Block, fewer_gib
 from labkit.exercises.lesson_12 import chunks
 from labkit.exercises.lesson_15 import adapter_bytes, next_step
 from labkit.exercises.lesson_17 import _simulated, large, roomy
-from labkit.exercises.lesson_20 import first_stage
+from labkit.pipelines import train_first_stage
 
 pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -221,7 +221,7 @@ def test_17_the_targets_leave_room_and_bite():
 
 def test_20_a_stage_keeps_the_micro_batches_that_are_on_the_way():
     def activations(order):
-        run = first_stage(order, 16)
+        run = simulated(train_first_stage, order=order, pieces=16, ranks=4, rank=0)
         return max(run.trace.timeline().bytes_by_category["activations"])
 
     # Four stages, sixteen micro-batches.

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit.pipelines import in_slots, note_calls
+from labkit.pipelines import draw_slots, in_slots, note_calls
 
 
 def test_noted_calls_pass_on_what_they_return_and_the_last_step_counts(tmp_path):
@@ -38,6 +38,8 @@ def test_slots_keep_the_order_and_wait_for_what_comes_before(tmp_path):
     slots = [[*zip(own.start, own.stop, strict=True)] for _, own in placed.groupby("device")]
     assert slots[0] == [(0, 1), (1, 2), (4, 6), (7, 9)]
     assert slots[1] == [(1, 2), (2, 4), (4, 5), (5, 7)]
+    figure = draw_slots({"two devices": placed}, title="Who works?", source="made up")
+    assert "two devices: slots 9, idle 33%" in figure.alt  # 12 of 18
 
 
 @pytest.mark.parametrize(("stages", "pieces"), [(2, 1), (2, 8), (4, 16), (6, 5)])

@@ -1,15 +1,9 @@
 """Answers to lesson 24's exercises."""
 
+import labkit as lab
 
-def smallest_peak(parts, table, card):
-    return min(table, key=lambda name: -table[name][1] * parts[table[name][0]])
-
-
-def by_total(parts, table, card):
-    """Takes its share of the whole peak."""
-    total = sum(parts.values())
-    fitting = [name for name, (_, share, _) in table.items() if total * (1 - share) <= card]
-    return min(fitting, key=lambda name: table[name][2]) if fitting else "none"
+RIGHT_FIELDS = {"precision": "amp-fp16", "checkpointing": True, "chunked_loss": True}
+PIECES = {"batch_size": 8, "accumulate": 2}
 
 
 def alone(measure, names):
@@ -23,11 +17,47 @@ def alone(measure, names):
     return sorted(worth, key=worth.get, reverse=True)
 
 
+def greedy(measure, names, worth):
+    """Adopt what is worth most; ``worth`` is given what a move saves, adds, and adds to plain."""
+    adopted = []
+    while True:
+        peak, seconds = measure(adopted)
+        best = {}
+        for name in set(names) - set(adopted):
+            new_peak, new_seconds = measure([*adopted, name])
+            saved, added = peak - new_peak, new_seconds - seconds
+            if saved > 0:
+                best[name] = worth(saved, added, new_seconds - measure([])[1])
+        if not best:
+            return adopted
+        adopted.append(max(best, key=best.get))
+
+
+def right(saved, added, to_plain):
+    return (added <= 0, saved / added if added > 0 else saved)
+
+
+def against_plain(saved, added, to_plain):
+    return right(saved, to_plain, to_plain)
+
+
+def free_by_time(saved, added, to_plain):
+    return (added <= 0, saved / added if added > 0 else -added)
+
+
+RIGHT = [
+    ("24-1", lambda: lab.Recipe(batch_size=16, seq_len=512, attention="eager", **RIGHT_FIELDS)),
+    ("24-1", RIGHT_FIELDS | PIECES),
+    ("24-2", lambda measure, names: tuple(greedy(measure, names, right))),
+]
 MISTAKES = [
-    ("24-1", lambda parts, table, card: "none", "One of them is enough"),
-    ("24-1", smallest_peak, "adds fewer seconds"),
-    ("24-1", by_total, "alone, and leaves"),
-    ("24-2", lambda measure, names: ["e"], "A list of the names"),
+    ("24-1", {"checkpointing": True}, "largest part of the peak is"),
+    ("24-1", RIGHT_FIELDS | {"attention": "sdpa"}, "too long. Switch one field"),
+    ("24-1", {"precision": "fp32", "checkpointing": True, "chunked_loss": True}, "too long"),
+    ("24-1", RIGHT_FIELDS | {"optimizer": "adamw8bit"}, "another training: the optimizer's"),
+    ("24-1", RIGHT_FIELDS | {"batch_size": 8}, "the same 16 texts"),
+    ("24-1", RIGHT_FIELDS | {"checkpoint": True}, "Did you mean"),
+    ("24-2", lambda measure, names: ["z"], "A list of the names"),
     ("24-2", lambda measure, names: [], "After [] you take: nothing more. Better: 'c' saves 3"),
     (
         "24-2",
@@ -35,4 +65,6 @@ MISTAKES = [
         "After [] you take: 'a' saves 10 GiB for +0.2 s",
     ),
     ("24-2", alone, "With a peak that moves"),
+    ("24-2", lambda *job: greedy(*job, against_plain), "After ['c'] you take: 'b'"),
+    ("24-2", lambda *job: greedy(*job, free_by_time), "After [] you take: 'e' saves 1 GiB"),
 ]

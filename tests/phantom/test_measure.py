@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import left
 
 import labkit as lab
@@ -241,3 +242,12 @@ def test_the_page_shows_what_the_published_runs_take_here(on_phantom):
     here = Path(__file__).parents[2]
     table = on_phantom("v100", "-W", "ignore", here / "benchmarks/published.py")
     assert table in (here / "docs/PHANTOM.md").read_text(encoding="utf-8")
+
+
+def test_a_single_rank_is_this_process_in_a_group_of_its_own():
+    def alone(device):
+        assert dist.get_world_size() == 1
+        yield torch.ones(1 << 20, device=device, requires_grad=True).sum()
+
+    run = lab.run(alone, ranks=1, steps=1)
+    assert (run.mode, dist.is_initialized()) == ("phantom", False)

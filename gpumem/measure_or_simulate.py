@@ -1,10 +1,12 @@
 """run(): measure an experiment where there is a GPU, else simulate it."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gpumem.experiment import Experiment
 from gpumem.hardware import catalogue, cuda, this_machine
@@ -31,7 +33,8 @@ def run(
         steps: training steps; by default what `measure` or `simulate` takes. A GPU that is there
             takes two more than are tracked, at least: those that are tracked are not timed.
         ranks: as one of this many processes with a GPU each: launched where there are as many
-            GPUs, else simulated. The run is that of the rank with the highest peak.
+            GPUs, else simulated. The run is that of the rank with the highest peak. A single one
+            is this process, in a process group of its own.
         alike: as for `simulate`; nothing is left out where it is measured.
         **parameters: the experiment's own arguments.
 
@@ -47,12 +50,13 @@ def run(
     # What is not used is not imported: the first run of most lessons is a simulation.
     here = this_machine.machine()
     if here.can_measure:
-        if ranks is None:
+        if ranks is None or ranks == 1:
             from gpumem.measurement import TRACKED_STEPS, measure
 
             if steps is not None and not here.phantom:
                 parameters["steps"] = max(steps, TRACKED_STEPS + 2)
-            return measure(experiment, **parameters)
+            with _group_of_one() if ranks else nullcontext():
+                return measure(experiment, **parameters)
         from gpumem.ranks.launch import gpu_for_each, launch
 
         if gpu_for_each(ranks):
@@ -61,6 +65,15 @@ def run(
     from gpumem.simulation import simulate
 
     return simulate(experiment, gpu=gpu, ranks=ranks, alike=alike, **parameters)
+
+
+@contextmanager
+def _group_of_one() -> Iterator[None]:
+    dist.init_process_group(rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def measured_or_replayed(

@@ -48,8 +48,8 @@ class Part(enum.StrEnum):
     ACTIVATIONS = "activations"
     LOGITS = "logits and loss"
     COPIES = "autocast's copies of weights"
-    TEMPORARY = "working memory"
-    REST = "workspaces and rounding"
+    TEMPORARY = "temporary"
+    REST = "unattributed, rounding"
 
 
 _STORED = {

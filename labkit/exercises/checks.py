@@ -72,10 +72,10 @@ def expect_number(
         return f"A number{kind} is asked for; you gave {shown(answer)}."
     if abs(value - expected) <= rel_tolerance * abs(expected):
         return None
-    if slip := nearest_slip(value, slips or {}):
-        given = f"{value:,.0f}" if value == int(value) else f"{value:g}"
-        return f"You gave {given}. {slip}"
     text = format_value(value, unit) if unit else f"{value:g}"
+    if slip := nearest_slip(value, slips or {}):
+        given = f"{value:,.0f}" if value == int(value) and unit != "bytes" else text
+        return f"You gave {given}. {slip}"
     for ratio in (value / expected, expected / value) if value and expected else ():
         if slip := nearest_slip(ratio, UNIT_SLIPS):
             return f"You gave {text}. That is off by a factor of {slip}: check the units."

@@ -1,4 +1,4 @@
-"""Exercises of lesson 03: the loss by hand, a mended formula, a job that only seems to fit."""
+"""Exercises of lesson 03: a mended formula, and a job that only seems to fit."""
 
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.textbook_formula import Part, formula_estimate
@@ -7,7 +7,6 @@ from gpumem.units import format_bytes
 from labkit.exercises.checks import Correct, call, estimated, expect_number, settings_of
 from labkit.exercises.engine import check_of
 
-LOSS_MODEL, LOSS_BATCH, LOSS_LENGTH = "Qwen2.5-7B", 4, 2048
 #: Models of Llama's family, lengths and numbers of texts: grouped heads or not, narrow or wide.
 TRIED = (("SmolLM2-135M", 2048, 1), ("Llama-3.2-1B", 1024, 3), ("Llama-2-7B", 2048, 1))
 TOLERANCE = 0.05
@@ -18,27 +17,6 @@ FREE = ("batch_size", "accumulate", "checkpointing", "attention", "chunked_loss"
 FREE += ("optimizer_in_backward",)
 
 
-def loss_gib():
-    one_copy = 4 * 4 * 2048 * 152_064  # FP32: four bytes for each token and word
-    return 3 * one_copy / 1024**3  # the log-softmax, and two of its size for the gradients
-
-
-@check_of(
-    "03-1",
-    loss_gib,
-    "One number per token and word, in FP32, is the formula's term: 4 s b V.",
-    "At the peak three tensors of that size are alive. GiB are 1024³ bytes.",
-)
-def check_loss(answer):
-    right = loss_gib()
-    slips = {
-        right / 3: "That is one copy, the formula's term. How many are alive in backward?",
-        right / 6: "That is one copy in 16 bits. The loss is calculated in FP32, and in copies.",
-        right / LOSS_BATCH: "That is one text. The batch holds four.",
-    }
-    return expect_number(answer, right, rel_tolerance=0.01, unit="GiB", slips=slips)
-
-
 def activations(L, h, f, groups, s, b):
     norms = 2 * (4 + 2 + 2) * h  # two norms: FP32 copy, normalised, times its weight
     attention = 2 * 2 * h + 2 * 2 * h / groups  # query and output; key and value, shared
@@ -47,7 +25,7 @@ def activations(L, h, f, groups, s, b):
 
 
 @check_of(
-    "03-2",
+    "03-1",
     activations,
     "Take the list of what a layer keeps: which have width h, which f, which format?",
     "MLP: four of width f. Attention: two of width h, two of width h / groups. All two bytes. Each "
@@ -92,7 +70,7 @@ def settings():
 
 
 @check_of(
-    "03-3",
+    "03-2",
     settings,
     "Which part is the largest at the peak? Checkpointing cannot shrink that one.",
     "The logits grow with the tokens of one forward pass, not of one optimizer step: take several "

@@ -3,14 +3,15 @@
 import torch
 
 import labkit as lab
-from gpumem.trace import Category
+from gpumem.trace import Category, Trace
+from gpumem.units import format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 from labkit.loss_comparison import losses
 
 MOST_PEAK, MOST_LOSS = 0.8, 0.004  # of FP32's
-STEPS, WIDE = 40, 1024
+STEPS, WIDE = 20, 1024
 SMALL = {"layers": 2, "vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 forgetful = from_notebook("05", "forgetful", globals())
 
@@ -64,6 +65,7 @@ def frugal(device, seed=0, width=64):
     "remainder to the weight, and subtract what arrived.",
 )
 def check_frugal(answer):
+    print(f"Training yours and FP32 for {STEPS} steps each takes some seconds ...", flush=True)
     # The simulation comes first: it costs little and finds a stub or a function that fails.
     run = checks.run_experiment(answer, mode="simulate", steps=2, width=WIDE)
     ours = losses(answer, seeds=(0,), steps=STEPS)
@@ -85,9 +87,23 @@ def check_frugal(answer):
         return "Your loss is right. But your weights are no longer BF16."
     fp32 = {"mode": "simulate", "steps": 2, "width": WIDE, "precision": "fp32"}
     most = checks.reference_run(forgetful, **fp32)
-    if problem := checks.memory_target(run, int(MOST_PEAK * most.peak_bytes)):
-        return f"{problem} Your loss is right. What do you keep for each weight, in which format?"
+    if run.oom is not None:
+        return checks.DID_NOT_FIT.format(run.oom)
+    most_bytes = int(MOST_PEAK * most.peak_bytes)
+    if run.peak_bytes > most_bytes:
+        return (
+            f"Your loss is right. Your peak is {format_bytes(run.peak_bytes)}, the target at most "
+            f"{format_bytes(most_bytes)}. Between steps you keep {_kept_bytes(run.trace):.1f} "
+            "bytes for each weight, beside the weight itself: in which format?"
+        )
     return checks.Correct(
         f"That is right: {run.peak_bytes / most.peak_bytes:.0%} of FP32's peak, "
         f"and the last loss is {off:+.2%} off that of FP32."
     )
+
+
+def _kept_bytes(trace: Trace) -> float:
+    """Return what lives after the last step beside the weights, in bytes for each BF16 weight."""
+    live = trace.live_at(len(trace.events) - 1)
+    weights_bytes = sum(each.nbytes for each in live if each.category is Category.WEIGHTS)
+    return 2 * sum(each.nbytes for each in live) / weights_bytes - 2

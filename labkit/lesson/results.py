@@ -19,11 +19,10 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from gpumem.estimation.recipe import Recipe
 from gpumem.files import SOURCE, Read, read_file, write_atomic
-from gpumem.inputs import InputError, one_of, read_record, shown
+from gpumem.inputs import InputError, read_record, shown
 from gpumem.runs import Run, Seconds, Text, Whole
-from gpumem.units import GIB, format_bytes
+from gpumem.units import format_bytes
 from labkit.lesson.claims import Verdict, judge
 
 RESULT_MIME = "application/vnd.labkit.result+json"
@@ -263,30 +262,3 @@ def read_folders(pattern: str, load: Callable[[Path], Read]) -> dict[tuple[str, 
             except InputError as error:
                 warnings.warn(f"recorded file left out: {error}", UserWarning, stacklevel=3)
     return dict(sorted(found.items()))
-
-
-# --- simulated beforehand ------------------------------------------------------------------------
-
-
-def looked_up(model: str, batch: Recipe) -> Any:
-    """Return a ``Series`` of the GiB that recipes reserve on one GPU with bfloat16, least first.
-
-    They are the ways to train ``model`` in the table behind the page "Will it fit?", each with the
-    rows and lengths of ``batch``. Where length hardly matters, rows of another were simulated. An
-    `InputError` says that the table lacks the model or this number of tokens.
-    """
-    from pandas import Series
-
-    paths = [folder / "fits.json.gz" for folder in result_folders()]
-    table = read_file(next(path for path in paths if path.exists()), dict, "a table of fits")
-    _, _, ways = table["models"][one_of(model, table["models"], "model of the table")]
-    if batch.tokens not in table["tokens"]:
-        raise InputError(f"the table has no {batch.tokens} tokens; it has {table['tokens']}")
-    place, reserved = table["tokens"].index(batch.tokens), {}
-    for way, rows in zip(table["ways"], ways, strict=True):
-        recipe = batch.but(**way)
-        for length, points in rows or ():
-            here = recipe.ranks == 1 and recipe.precision != "amp-fp16" and points[place]
-            if here and length in (0, batch.seq_len):
-                reserved[str(recipe)] = points[place][4] / GIB  # see `will_it_fit.table.Point`
-    return Series(reserved, name="reserved, GiB").sort_values()

@@ -58,10 +58,11 @@ def verdict(formula: Envelope, trace: Estimate) -> tuple[str, Look]:
     takes = f"PyTorch reserves {format_bytes(need_bytes)}, and the {trace.run.device} leaves it "
     takes += f"{format_bytes(room_bytes)}."
     head, look = ("It fits", GOOD) if trace.fits else ("It does not fit", BAD)
+    said = f"The formula says {format_bytes(formula.total_bytes)}"
     if abs(room_bytes - need_bytes) < CLOSE_BYTES:
         head, look = "Too close to call: GPUs of one name differ by half a GiB", WARM
-    said = f"The formula says {format_bytes(formula.total_bytes)}"
-    if (formula.total_bytes <= room_bytes) == trace.fits:
+        said += "."
+    elif (formula.total_bytes <= room_bytes) == trace.fits:
         said += ", which comes to the same answer."
     elif trace.fits:
         said += " and would have sent you to a larger card."
@@ -86,3 +87,10 @@ def part_table(formula: Envelope, trace: Estimate) -> Rich:
     letters = ", ".join(f"{key} = {value:,}" for key, value in formula.symbols.items())
     caption = f"Part by part, {trace.run.label}. {letters}."
     return grid(headings, rows, caption=caption, text_columns=(0, 1))
+
+
+def factors(formula: Envelope, trace: Estimate) -> dict[str, float]:
+    """Return how many times the formula's bytes the trace takes, for each of its parts and all."""
+    rows = [row for row in formula.beside(trace.run) if row.formula_bytes]
+    found = {str(row.part): row.highest_bytes / row.formula_bytes for row in rows}
+    return found | {"the whole peak": trace.peak_allocated_bytes / formula.total_bytes}

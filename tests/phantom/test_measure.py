@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import left
 
 import labkit as lab
@@ -260,3 +261,12 @@ def test_the_notebooks_magics_say_what_the_allocator_does(on_phantom):
     )
     assert "net, weights" in said
     assert "16.2 MiB  no name: autograd's graphs, workspaces, other modules" in said
+
+
+def test_a_single_rank_is_this_process_in_a_group_of_its_own():
+    def alone(device):
+        assert dist.get_world_size() == 1
+        yield torch.ones(1 << 20, device=device, requires_grad=True).sum()
+
+    run = lab.run(alone, ranks=1, steps=1)
+    assert (run.mode, dist.is_initialized()) == ("phantom", False)

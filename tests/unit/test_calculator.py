@@ -67,8 +67,8 @@ def test_the_answer_holds_the_verdict_and_every_part(pair):
         (9, 8, 5, ("✘", "does not fit", "out-of-memory")),
         (9, 8, 10, ("✘", "does not fit", "same answer")),
         (4, 8, 10, ("✔", "It fits", "larger card")),
-        (7.8, 8, 5, ("!", "Too close to call", "same answer")),
-        (8.2, 8, 5, ("!", "Too close to call", "out-of-memory")),
+        (7.8, 8, 5, ("!", "Too close to call", "The formula says 5.00 GiB.")),
+        (8.2, 8, 5, ("!", "Too close to call", "The formula says 5.00 GiB.")),
     ],
 )
 def test_verdicts(pair, reserved, capacity, total, words):

@@ -18,14 +18,12 @@ from fake_runs import fake_run
 
 import labkit as lab
 from gpumem.allocator.caching import CachingAllocator
-from gpumem.estimation.textbook_formula import Part, formula_estimate
 from gpumem.trace import Category
 from gpumem.units import GIB, MIB
 from labkit.exercises import lesson_02
 from labkit.exercises.checks import simulated, train
 from labkit.exercises.engine import Status, of_lesson
 from labkit.exercises.lesson_00 import SEQ_LEN
-from labkit.exercises.lesson_03 import LOSS_BATCH, LOSS_LENGTH, LOSS_MODEL, loss_gib
 from labkit.exercises.lesson_05 import smallest_change
 from labkit.exercises.lesson_07 import factor
 from labkit.exercises.lesson_09 import ALLOWED_GROWTH_BYTES, LINES, leaking
@@ -132,13 +130,6 @@ def test_02_what_empty_cache_returns_is_what_the_allocator_returns():
         before, right = allocator.reserved_bytes, lesson_02.returned(allocator.segments())
         allocator.empty_cache()
         assert before - allocator.reserved_bytes == right
-
-
-def test_03_the_loss_is_what_a_trace_holds():
-    how = {"batch_size": LOSS_BATCH, "seq_len": LOSS_LENGTH, "precision": "bf16"}
-    run = lab.estimate(LOSS_MODEL, gpu="h200", **how).run
-    [row] = [r for r in formula_estimate(LOSS_MODEL, **how).beside(run) if r.part is Part.LOGITS]
-    assert row.highest_bytes == pytest.approx(loss_gib() * GIB, rel=1e-6)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])

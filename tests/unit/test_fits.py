@@ -15,8 +15,6 @@ from gpumem.estimation.recipe import Recipe
 from gpumem.files import read_file
 from gpumem.inputs import InputError
 from gpumem.models.config import find_config
-from gpumem.units import GIB
-from labkit.lesson.results import looked_up
 from labkit.recording import accuracy
 from will_it_fit import build
 from will_it_fit import table as fits
@@ -174,22 +172,6 @@ def stored_points(known):
                     if found is not None:
                         batch_size, seq_len = row_shape(tokens, row.seq_len, model.longest)
                         yield name, way.but(batch_size=batch_size, seq_len=seq_len), found
-
-
-def test_a_lesson_reads_what_the_page_shows(own):
-    batch = Recipe(batch_size=2, seq_len=512)
-    found = looked_up(MODEL, batch)
-    entry = own.models[MODEL]
-    ways = [way for way in own.recipes if way.ranks == 1 and way.precision != "amp-fp16"]
-    for way in ways:
-        [row] = [r for r in entry.ways[own.recipes.index(way)] if r.seq_len in (0, 512)]
-        point = row.points[own.tokens.index(1024)]
-        reserved_bytes = max(point.reserved, allocated_of(point))
-        assert found[str(way.but(batch_size=2, seq_len=512))] == reserved_bytes / GIB
-    assert len(found) == len(ways)
-    assert found.is_monotonic_increasing
-    with pytest.raises(InputError, match="has no 1000 tokens"):
-        looked_up(MODEL, batch.but(seq_len=500))
 
 
 def test_every_model_of_it_has_points(own):

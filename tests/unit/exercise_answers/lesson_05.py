@@ -26,7 +26,7 @@ MISTAKES = [
     ("05-1", 2**-7, "from 1 to 2"),
     ("05-1", 2**-12, "right for FP16"),
     ("05-2", forgetful, "Steps are still lost"),
-    ("05-2", changed(frugal, FP32_REMAINDERS), "in which format"),
+    ("05-2", changed(frugal, FP32_REMAINDERS), "4.0 bytes for each weight, beside"),
     ("05-2", changed(frugal, IN_FP32), "no longer BF16"),
     ("05-2", changed(frugal, NOT_TAKEN_BACK), "off that of FP32"),
     ("05-2", changed(frugal, ("0.003", "0.006")), "another training"),

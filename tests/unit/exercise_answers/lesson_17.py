@@ -37,6 +37,13 @@ COMPUTE_ON_CPU = [
 ]
 
 
+PINNED = (
+    'there.grad, p.grad = p.grad.to("cpu", copy=True), None',
+    'there.grad = torch.empty(p.shape, device="cpu", pin_memory=True).copy_(p.grad)\n'
+    "        p.grad = None",
+)
+PINNED_WEIGHTS = ('p.detach().to("cpu", copy=True)', 'p.detach().to("cpu", copy=True).pin_memory()')
+RIGHT = [("17-2", changed(large, PINNED, PINNED_WEIGHTS))]
 MISTAKES = [
     ("17-1", answer(crossings=2), "Gradients have to cross"),
     ("17-1", answer(nbytes=4), "BF16 has two bytes"),

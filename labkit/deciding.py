@@ -113,4 +113,5 @@ def reserved_bars(stages: Mapping[str, Figures], job: CommonJob, title: str) -> 
         bars[name]["kept by the allocator"] = kept_bytes
     gpu = job.simulated_gpu
     source = f"what a step reserves, simulated for {gpu.name}"
-    return stacked_bars(bars, title=title, source=source, limit=(gpu.name, gpu.budget_bytes))
+    limit = f"{gpu.name} less {MARGIN:.0%}", int((1 - MARGIN) * gpu.budget_bytes)
+    return stacked_bars(bars, title=title, source=source, limit=limit)

@@ -175,7 +175,8 @@ def loss_curves(several: Losses | Iterable[Losses], *, title: str | None = None)
         "Lines",
         ["", "first loss", "last loss", "lowest to highest", f"against {several[0].name}"],
         [_row(each, several[0]) for each in several],
-        caption=f"{figure.title}; {source}. Last loss: mean of the last tenth of the steps.",
+        caption=f"{figure.title}; {source}. Both losses: mean of the seeds; "
+        "the last: of the last tenth of the steps.",
     )
     return figure.show()
 
@@ -187,7 +188,8 @@ def _row(losses: Losses, first: Losses) -> list[str]:
         spread = " to ".join(map(_text, losses.spread))
         if comparable and losses is not first:
             change = str(losses.against(first))
-    return [losses.name, _text(losses.curves[0][0]), _text(losses.final), spread, change]
+    first_loss = sum(curve[0] for curve in losses.curves) / len(losses.curves)
+    return [losses.name, _text(first_loss), _text(losses.final), spread, change]
 
 
 def _text(value: float) -> str:

@@ -2,8 +2,8 @@
 
     python -m phantom_gpu t4 benchmarks/unwatched.py FOLDER STEPS SCRIPT|-m MODULE [ARGUMENTS]
 
-After so many optimizer steps, or at its end, the process writes its peaks into FOLDER, for each GPU
-the most bytes allocated and reserved, and ends as `labkit phantom --steps` ends it.
+After so many optimizer steps, or at its end, the process writes into FOLDER the most bytes that one
+GPU had allocated and reserved, and its steps, and ends.
 """
 
 import atexit
@@ -28,12 +28,11 @@ def main() -> None:
     def write() -> None:
         if not torch.cuda.is_initialized():
             return
-        statistics = map(torch.cuda.memory_stats, range(torch.cuda.device_count()))
-        peaks = [
-            [each.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "reserved")]
-            for each in statistics
-        ]
-        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(peaks))
+        statistics = [*map(torch.cuda.memory_stats, range(torch.cuda.device_count()))]
+        found = {"steps": steps}
+        for name in ("allocated_bytes", "reserved_bytes"):
+            found[name] = max(each.get(f"{name}.all.peak", 0) for each in statistics)
+        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(found))
 
     def after_step(*_: object) -> None:
         nonlocal steps

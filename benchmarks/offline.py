@@ -6,7 +6,7 @@ Models have the size of the real ones, and weights that are zeros and take no ro
 sets have the columns of the real ones, and rows of varied length; `small_data` makes the others.
 
 Limits: texts are one word, over and over. Tokenizers are SmolLM2's, which has fewer tokens than the
-models, and for BERT one of a few words.
+models, for BERT one of a few words, and for Whisper the phantom's own.
 """
 
 import json
@@ -24,6 +24,7 @@ from litgpt.utils import save_config
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSpeechSeq2Seq,
     BertConfig,
     BertTokenizer,
     CLIPTextConfig,
@@ -38,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpumem.models.config import find_config
 from gpumem.models.pretrained import model_folder
+from phantom_gpu.tokenizer_stand_in import stand_in
 
 ROWS = 256
 QWEN_15 = {  # https://huggingface.co/Qwen/Qwen2.5-1.5B
@@ -71,7 +73,6 @@ WHISPER_SMALL = {  # https://huggingface.co/openai/whisper-small
     "decoder_attention_heads": 12,
     "encoder_ffn_dim": 3072,
     "decoder_ffn_dim": 3072,
-    "architectures": ["WhisperForConditionalGeneration"],
 }
 HOST = {"device": "cpu", "pin_memory": True}
 ZERO3 = {
@@ -123,8 +124,10 @@ def prepare(folder: Path) -> None:
     Wav2Vec2FeatureExtractor().save_pretrained(speech)
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text("0")
-    WhisperConfig(**WHISPER_SMALL).save_pretrained(folder / "openai/whisper-small")
-    WhisperFeatureExtractor().save_pretrained(folder / "openai/whisper-small")
+    whisper, config = folder / "openai/whisper-small", WhisperConfig(**WHISPER_SMALL)
+    _write_model(whisper, AutoModelForSpeechSeq2Seq, config, torch.float32)
+    WhisperFeatureExtractor().save_pretrained(whisper)
+    stand_in(str(whisper)).save_pretrained(whisper)
     for name, row in ROW_OF.items():
         small_data.rows(folder / name / "train.jsonl", map(row, range(ROWS)))
         small_data.rows(folder / name / "test.jsonl", map(row, range(ROWS // 8)))

@@ -2,8 +2,8 @@
 
     python -m phantom_gpu t4 benchmarks/unwatched.py FOLDER STEPS SCRIPT|-m MODULE [ARGUMENTS]
 
-After so many optimizer steps, or at its end, the process writes its peaks into FOLDER, for each GPU
-the most bytes allocated and reserved, and ends as `labkit phantom --steps` ends it.
+After so many optimizer steps, or at its end, the process writes into FOLDER the most bytes that one
+GPU had allocated and reserved, and its steps, and ends.
 """
 
 import atexit
@@ -13,6 +13,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import psutil
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -28,12 +29,11 @@ def main() -> None:
     def write() -> None:
         if not torch.cuda.is_initialized():
             return
-        statistics = map(torch.cuda.memory_stats, range(torch.cuda.device_count()))
-        peaks = [
-            [each.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "reserved")]
-            for each in statistics
-        ]
-        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(peaks))
+        statistics = [*map(torch.cuda.memory_stats, range(torch.cuda.device_count()))]
+        found = {"steps": steps}
+        for name in ("allocated_bytes", "reserved_bytes"):
+            found[name] = max(each.get(f"{name}.all.peak", 0) for each in statistics)
+        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(found))
 
     def after_step(*_: object) -> None:
         nonlocal steps
@@ -42,6 +42,8 @@ def main() -> None:
         steps += 1
         if steps == int(most):
             write()
+            for child in psutil.Process().children(recursive=True):  # Lightning's second rank
+                child.kill()
             os._exit(0)
 
     atexit.register(write)

@@ -54,7 +54,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 INSIDE_OF_CAST = {aten._euclidean_dist.default, aten._trilinear.default}
 AUTOCAST = {"cuda": torch._C.DispatchKey.AutocastCUDA, "cpu": torch._C.DispatchKey.AutocastCPU}
 #: Programs redirect `torch.empty`: ``with torch.device("cuda")``, DeepSpeed's `zero.Init`.
-_new = aten.empty.memory_format
+_new, _strided = aten.empty.memory_format, aten.empty_strided.default
 #: Shapes of their results depend on values, so the result is made from the twin's.
 SHAPED_BY_VALUES = {
     aten.nonzero.default,
@@ -97,6 +97,17 @@ LIKE = {
     aten.new_zeros,
     aten.new_ones,
     aten.new_full,
+}
+#: Their kernels call operators that read values: where a matrix is not zero, whether it is finite.
+READ_INSIDE = {
+    aten._to_sparse.default,
+    aten._to_sparse.sparse_dim,
+    aten._to_sparse_csr.default,
+    aten._to_sparse_csc.default,
+    aten._to_sparse_bsr.default,
+    aten._to_sparse_bsc.default,
+    aten.linalg_eig.default,
+    aten.linalg_eig.out,
 }
 #: They say whether two tensors are alike, and read the GPU for it.
 COMPARISONS = {aten.equal.default, aten.allclose.default}
@@ -249,6 +260,8 @@ class KnownValues(TorchDispatchMode):
             unknown = self.twin(tensor) is None
             if unknown or self._assumed(tensor):
                 self.on_unknown(tensor)
+                if func is aten.nonzero.default and tensor.is_floating_point():
+                    return _all_places(tensor)
             if unknown and func in SELECTS and tensor.dtype is torch.bool:
                 if tensor.numel() <= MOST_ELEMENTS:
                     self._choose_all(tensor)
@@ -265,7 +278,7 @@ class KnownValues(TorchDispatchMode):
         if func.overloadpacket in OF_UNKNOWN and any(map(self._assumed, tensors)):
             known = False
         if not known or torch.Tag.nondeterministic_seeded in func.tags:
-            out = func(*args, **kwargs)
+            out = self._called(func, args, kwargs)
             if func is CHECKS_GRADIENTS:
                 self._checked(args[1])
                 return out
@@ -285,8 +298,18 @@ class KnownValues(TorchDispatchMode):
             made = self._shaped(func, args, kwargs, tensors, assumed)
             if made is not None:
                 return made
-        out = func(*args, **kwargs)
+        out = self._called(func, args, kwargs)
         self._follow(func, args, kwargs, out, assumed)
+        return out
+
+    def _called(self, func, args, kwargs):
+        """Run an operator; let those that read values inside read what is known."""
+        if func not in READ_INSIDE or not _plain(args[0]):
+            return func(*args, **kwargs)
+        with self:
+            out = func._op_dk(DispatchKey.CUDA, *args, **kwargs)
+        for tensor in tensors_in(out):  # libraries wrote to what began as zeros
+            self._drop(tensor)
         return out
 
     def _run_higher_order(self, func, args, kwargs):
@@ -369,7 +392,7 @@ class KnownValues(TorchDispatchMode):
     def _made(self, value: Any, device: torch.device, assumed: bool = False) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        made = _new(value.shape, dtype=value.dtype, device=device)
+        made = _strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         self.remember(made, value, assumed)
         return made
 
@@ -623,7 +646,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 
 def _all_places(mask: torch.Tensor) -> torch.Tensor:
     """Return room for the place of every element of a mask, in a tensor of unknown values."""
-    return _new([mask.numel(), mask.dim()], dtype=torch.int64, device=mask.device)
+    return _new([mask.dim(), mask.numel()], dtype=torch.int64, device=mask.device).t()
 
 
 def _deciding(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:

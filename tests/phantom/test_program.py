@@ -311,6 +311,7 @@ asked = {
     "svd": lambda: torch.linalg.svd(a),
     "batched svd": lambda: torch.linalg.svd(a.expand(8, 64, 64)),
     "svd_lowrank": lambda: torch.svd_lowrank(a, 8),
+    "eig": lambda: torch.linalg.eig(a),
     "eigh": lambda: torch.linalg.eigh(a),
     "cholesky": lambda: torch.linalg.cholesky(a),
     "cholesky_solve": lambda: torch.cholesky_solve(b, a),

@@ -26,6 +26,13 @@ def shapes_from_values(device):
     return x.nonzero(), x[x > 0], values, inverse, counts, torch.bincount(x), torch.where(x > 0)
 
 
+def read_inside_of_operators(device):
+    x = torch.diag(torch.tensor([3.0, 0.0, 2.0, 0.0], device=device))
+    blocks = x.to_sparse_bsr((2, 2))
+    stored = x.to_sparse()._nnz(), len(x.to_sparse_csc().values()), len(blocks.values())
+    return stored, x.to_sparse(1)._nnz(), torch.linalg.eig(x), torch.linalg.eigvals(x)
+
+
 def writes_through_views(device):
     x = torch.zeros(4, 4, dtype=torch.int64, device=device)
     x[1] = 7
@@ -143,6 +150,7 @@ def masked_gradients(device):
         arithmetic,
         masks,
         shapes_from_values,
+        read_inside_of_operators,
         writes_through_views,
         copies,
         reading,
@@ -176,7 +184,9 @@ def test_what_is_known_is_as_on_the_cpu(of, mode):
 def test_an_unknown_mask_chooses_everything():
     x = torch.randn(8, 100, device="cuda")
     assert x[x > 0].shape == x.masked_select(x <= 0.5).shape == (800,)
-    assert (x.abs() >= 1e-3).nonzero().shape == (800, 2)
+    assert (x.abs() >= 1e-3).nonzero().shape == x.nonzero().shape == (800, 2)
+    assert x.to_sparse()._nnz() == x.to_sparse_csr()._nnz() == 800
+    assert len(x.sum(1).nonzero()) == 8
     large = torch.randn(3000, 1000, device="cuda")
     assert torch.where(large > 0)[0].shape == large[large > 0].shape == (3_000_000,)
     large[large > 1] = large[large > 1] * 2
@@ -206,6 +216,9 @@ READS = {
     "mask": lambda x: x[x > 0],
     "written by mask": lambda x: x.masked_fill_(x > 0, 1).index_put_((x > 0,), x.new_zeros(())),
     "masked_select": lambda x: torch.masked_select(x, x > 0),
+    "sparse": lambda x: x.to_sparse(),
+    "sparse rows": lambda x: x.view(10, 10).to_sparse_csr(),
+    "eigenvalues": lambda x: torch.linalg.eig(x[:9].view(3, 3)),
     "unique": lambda x: torch.unique(x),
     "bincount": lambda x: x.long().bincount(),
     "repeats": lambda x: torch.repeat_interleave(x, x.long()),
@@ -238,6 +251,11 @@ def test_what_is_unknown_reads_as_zero_and_says_so():
     x = torch.randn(1000, device="cuda")
     assert x.sum().item() == 0
     assert "unknown on a phantom GPU" in repr(x)
+    values, vectors = torch.linalg.eig(torch.randn(2, 3, 3, device="cuda"))
+    assert [*values.shape] == [2, 3]
+    assert [*vectors.shape] == [2, 3, 3]
+    assert "unknown" in repr(values)
+    assert "unknown" in repr(vectors)
     mask = torch.tensor([1, 1, 0], device="cuda")
     assert "[1, 1, 0]" in repr(mask)
     mask.copy_(x[:3] > 0)  # overwritten by what is unknown

@@ -3,13 +3,17 @@
 import json
 from pathlib import Path
 
-from benchmarks.scripts import PAGE, RECORD, SCRIPTS, table
+from benchmarks.scripts import PAGE, RECORD, SCRIPTS, same_unwatched, table
 
 
 def test_the_guide_shows_what_was_recorded():
     record = json.loads(Path(RECORD).read_text(encoding="utf-8"))
     assert set(record["results"]) == {script.trains for script in SCRIPTS}
     assert not any(result["faults"] for result in record["results"].values())
+    for script in SCRIPTS:
+        result = record["results"][script.trains]
+        if result.get("unwatched"):
+            assert same_unwatched(result) is not bool(script.decides)
     guide = PAGE.read_text(encoding="utf-8")
     assert table(record["results"], record["note"]) in guide
     assert f"runs {len(SCRIPTS)} training scripts" in guide

@@ -41,7 +41,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test-lessons test-code test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all scripts lint form format constraints site map picture links clean
+.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all scripts silicon lint form format constraints site map picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -94,6 +94,10 @@ test-phantom-all: test-phantom ## The same with all lessons
 # Their repositories are cloned; SOURCES=DIR names a folder with clones as owner--name instead.
 scripts: $(SCRIPTS)/.built ## Run public training scripts on the phantom, held to benchmarks/scripts.json
 	$(SCRIPTS)/bin/python benchmarks/scripts.py $(if $(SOURCES),--sources $(SOURCES))
+
+# The figures that others published are in benchmarks/silicon.csv; SOURCES as above, HELD=1 what runs at night.
+silicon: $(PHANTOM)/.built ## Run what others measured on real GPUs, held to benchmarks/silicon.csv
+	$(PHANTOM)/bin/python benchmarks/silicon.py $(if $(SOURCES),--sources $(SOURCES)) $(if $(HELD),--held)
 
 lint: $(STAMP) ## Lint, check the format of code and notebooks, and the spelling
 	$(BIN)/ruff check .

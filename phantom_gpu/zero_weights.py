@@ -71,7 +71,8 @@ def after_models(module: Any) -> None:
                 state_dict = mapped | converted
                 say(name, f"the weights of {name} are not read: they are zeros")
                 NOT_READ.append(name)
-        return load(model, state_dict, checkpoint_files, load_config, expected_keys)
+        expected = () if expected_keys is None else (expected_keys,)  # 5.0 takes none
+        return load(model, state_dict, checkpoint_files, load_config, *expected)
 
     module._get_resolved_checkpoint_files = find_here
     module.PreTrainedModel._load_pretrained_model = staticmethod(load_zeros)
@@ -157,6 +158,7 @@ def absent_weights(
         )
     with torch.device("meta"):
         whole = kind(copy.deepcopy(config))
+        whole.tie_weights()  # 5.0 has not yet
     first_names = {}  # of each tensor: what has a second name is tied
     for weight, tensor in whole.state_dict(keep_vars=True).items():
         first_names.setdefault(tensor, weight)

@@ -12,6 +12,7 @@ those of the installed release.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,7 +26,9 @@ _asked: ContextVar[str | None] = ContextVar("asked", default=None)
 
 def torch_release() -> str:
     """Return the release that answers follow now, as "2.13"; a nightly build counts as its own."""
-    return _asked.get() or ".".join(version("torch").split(".")[:2])
+    # A torch that was copied without its metadata says its version only once it is imported.
+    installed = getattr(sys.modules.get("torch"), "__version__", None) or version("torch")
+    return _asked.get() or ".".join(str(installed).split(".")[:2])
 
 
 def follows(release: str) -> bool:

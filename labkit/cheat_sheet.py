@@ -39,6 +39,8 @@ from labkit.lesson.results import JudgementRecord, Result, all_recorded, version
 
 #: Fraction of the plain job's peak below which a change counts as none.
 LEAST_SAVED = 0.005
+#: Fraction of a GPU that stays free where a job fits with room.
+MARGIN = 0.05
 #: Fraction of the plain job's bound below which a move costs nothing.
 LEAST_SLOWER = 0.001
 NOTHING, OPEN = "–", "open"
@@ -118,6 +120,11 @@ def simulated(job: CommonJob, recipe: Recipe) -> Figures:
     found = estimate(job.model, gpu=job.gpu, recipe=recipe)
     _, seconds = link_and_bound(found, shapes_of(find_config(job.model)[1]))
     return Figures(recipe, replace(found.run, trace=None, oom=None), found.fits, seconds)
+
+
+def fits_with_room(job: CommonJob, stage: Figures) -> bool:
+    """Return whether what is reserved leaves ``MARGIN`` of the job's GPU free."""
+    return stage.run.reserved_bytes <= (1 - MARGIN) * job.simulated_gpu.budget_bytes
 
 
 # --- each technique alone -------------------------------------------------------------------------
@@ -468,22 +475,27 @@ def percent(share: float) -> str:
 
 def order_table(sheet: Sheet) -> Table:
     columns = ("move", "peak after it", "saved", "bound on a step", "saved per added second")
-    columns += ("fits the GPU", "training")
+    columns += ("reserved", "fits with room", "training")
     plain = sheet.plain
     peak, seconds = format_bytes(plain.run.peak_bytes), _seconds(plain.seconds)
-    fits = format_value(plain.fits, "yes_no")
-    first = ("plain", peak, NOTHING, seconds, NOTHING, fits, "the same")
-    rows = [_move_cells(number, move) for number, move in enumerate(sheet.order, 1)]
+    first = ("plain", peak, NOTHING, seconds, NOTHING, *_room_cells(sheet.job, plain), "the same")
+    rows = [_move_cells(sheet.job, number, move) for number, move in enumerate(sheet.order, 1)]
     note = (
         "From the plain job on, always the move that saves most bytes of the peak per second that "
         "it adds to the bound; first what trains the same, then what changes the training, "
         f"until nothing that these allow saves. Simulated for {sheet.job.simulated_gpu.name}, "
-        f"{sheet.job.model}, {sheet.job.recipe}. Stop at the first that fits with room to spare."
+        f"{sheet.job.model}, {sheet.job.recipe}. Stop at the first that fits with room: what is "
+        f"reserved must leave {MARGIN:.0%} of the GPU free."
     )
     return Table("Order of adoption", note, columns, (first, *rows))
 
 
-def _move_cells(number: int, move: Move) -> tuple[str, ...]:
+def _room_cells(job: CommonJob, stage: Figures) -> tuple[str, str]:
+    reserved = format_bytes(stage.run.reserved_bytes)
+    return reserved, format_value(fits_with_room(job, stage), "yes_no")
+
+
+def _move_cells(job: CommonJob, number: int, move: Move) -> tuple[str, ...]:
     worth = "free"
     if not move.is_free:
         worth = f"{format_bytes(round(move.saved_bytes / move.added_seconds))} per s"
@@ -494,7 +506,7 @@ def _move_cells(number: int, move: Move) -> tuple[str, ...]:
         format_bytes(move.saved_bytes),
         f"{_seconds(move.after.seconds)} ({share})",
         worth,
-        format_value(move.after.fits, "yes_no"),
+        *_room_cells(job, move.after),
         "changed" if move.changed else "the same",
     )
 

@@ -22,11 +22,19 @@ from gpumem.measurement import measure
 from gpumem.runs import Run
 from gpumem.simulation import simulate
 from gpumem.trace import Category
-from labkit.cheat_sheet import NOTHING, OPEN, CommonJob, Figures, Move, Table, Trial, simulated
+from labkit.cheat_sheet import (
+    MARGIN,
+    NOTHING,
+    OPEN,
+    CommonJob,
+    Figures,
+    Move,
+    Table,
+    Trial,
+    fits_with_room,
+    simulated,
+)
 from labkit.lesson.claims import Verdict, all_claims
-
-#: Fraction of a GPU that stays free where a job fits with room.
-MARGIN = 0.05
 
 
 def first_that_fits(
@@ -46,11 +54,6 @@ def first_that_fits(
         if fits_with_room(job, stage):
             break
     return " + ".join(names), stage
-
-
-def fits_with_room(job: CommonJob, stage: Figures) -> bool:
-    """Return whether what is reserved leaves ``MARGIN`` of the job's GPU free."""
-    return stage.run.reserved_bytes <= (1 - MARGIN) * job.simulated_gpu.budget_bytes
 
 
 def tried_here(gpu: str, *, steps: int) -> tuple[list[Run], float, float]:

@@ -90,7 +90,9 @@ def part_table(formula: Envelope, trace: Estimate) -> Rich:
 
 
 def factors(formula: Envelope, trace: Estimate) -> dict[str, float]:
-    """Return how many times the formula's bytes the trace takes, for each of its parts and all."""
+    """Return how many times the formula's bytes the trace takes: each of its parts, the peak, and
+    what is reserved for it."""
     rows = [row for row in formula.beside(trace.run) if row.formula_bytes]
     found = {str(row.part): row.highest_bytes / row.formula_bytes for row in rows}
-    return found | {"the whole peak": trace.peak_allocated_bytes / formula.total_bytes}
+    found["the whole peak"] = trace.peak_allocated_bytes / formula.total_bytes
+    return found | {"what is reserved": trace.peak_reserved_bytes / formula.total_bytes}

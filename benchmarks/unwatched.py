@@ -50,6 +50,7 @@ def main() -> None:
     register_optimizer_step_post_hook(after_step)
     if words[0] == "-m":
         sys.argv = words[1:]
+        sys.path[0] = os.getcwd()  # as for python -m; nanochat has a package with our file's name
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words

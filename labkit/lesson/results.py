@@ -102,7 +102,8 @@ class Result(Recorded):
         ends = dict.fromkeys(map(format_bytes, peaks[:1] + peaks[-1:]))
         span = "peak " if len(ends) == 1 else "peaks " if ends else ""
         runs = "1 run" if len(peaks) == 1 else f"{len(peaks)} runs"
-        found = f"Lesson {self.lesson}: {runs} on {self.where}, {span}{' to '.join(ends)}"
+        how = ", ".join(dict.fromkeys(run.label for run in self.runs))
+        found = f"Lesson {self.lesson}: {runs} ({how}), {span}{' to '.join(ends)}"
         judged = ", ".join(f"{each['id']}: {each['verdict']}" for each in self.judgements)
         return f"{found}. Verdicts: {judged or 'none'}."
 

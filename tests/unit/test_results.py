@@ -109,7 +109,7 @@ def test_build_takes_lesson_machine_parameters_and_judgements_from_the_session(b
     assert built.judgements[0]["id"] == claim
     assert built.broken_invariants() == []
     session.result([run()])
-    assert "Lesson 06: 1 run on Test CPU" in capsys.readouterr().out
+    assert f"Lesson 06: 1 run ({run().label}), peak" in capsys.readouterr().out
     session.start("07")
     assert session.judgements == []
 

@@ -11,7 +11,8 @@ the CPU. The timeline is drawn where matplotlib is there.
 
 Limits: those of `track`. Tensors that the cell only uses are counted from the moment it meets them,
 so the peak of a CPU leaves out what it never touches. `%memory` finds what names of the notebook
-reach: modules, optimizers, tensors, and tensors in lists, tuples, dictionaries and outputs.
+reach: modules, optimizers, tensors, and tensors in lists, tuples, dictionaries and outputs; of
+sparse tensors it says nothing.
 """
 
 from collections import Counter
@@ -131,8 +132,10 @@ def held_now(names: Mapping[str, Any]) -> str:
     for holder, tensors in _holders(names):
         for tensor in tensors:
             for part in plain_tensors(tensor):
+                if part.device.type != device.type or part.layout is not torch.strided:
+                    continue  # a sparse tensor has no storage of its own
                 storage = part.untyped_storage()
-                if part.device.type == device.type and storage._cdata not in counted:
+                if storage._cdata not in counted:
                     counted.add(storage._cdata)
                     rows[holder] += storage.nbytes()
     lines = [f"Names of this notebook hold {format_bytes(rows.total())} on {device}."]

@@ -20,6 +20,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from gpumem.estimation.advice import MARGIN
 from gpumem.estimation.estimate import estimate
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.recipes_to_try import changes
@@ -39,8 +40,6 @@ from labkit.lesson.results import JudgementRecord, Result, all_recorded, version
 
 #: Fraction of the plain job's peak below which a change counts as none.
 LEAST_SAVED = 0.005
-#: Fraction of a GPU that stays free where a job fits with room.
-MARGIN = 0.05
 #: Fraction of the plain job's bound below which a move costs nothing.
 LEAST_SLOWER = 0.001
 NOTHING, OPEN = "–", "open"
@@ -123,7 +122,7 @@ def simulated(job: CommonJob, recipe: Recipe) -> Figures:
 
 
 def fits_with_room(job: CommonJob, stage: Figures) -> bool:
-    """Return whether what is reserved leaves ``MARGIN`` of the job's GPU free."""
+    """Return whether what is reserved leaves as much of the job's GPU free as `advise` does."""
     return stage.run.reserved_bytes <= (1 - MARGIN) * job.simulated_gpu.budget_bytes
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
+from gpumem.estimation.advice import MARGIN
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.training import training
 from gpumem.figures.bars import stacked_bars
@@ -23,7 +24,6 @@ from gpumem.runs import Run
 from gpumem.simulation import simulate
 from gpumem.trace import Category
 from labkit.cheat_sheet import (
-    MARGIN,
     NOTHING,
     OPEN,
     CommonJob,

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from gpumem.estimation.advice import MARGIN
 from gpumem.estimation.estimate import Estimate
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware.least_seconds import least_seconds
@@ -15,7 +16,6 @@ QLORA = Recipe(
     precision="bf16", lora=16, quantize="nf4-double", checkpointing=True, chunked_loss=True
 )
 MULTIPLE, POSITIONS = 1024, 131_072
-MARGIN = 0.05  # of the capacity, as in lab.advise
 MOST_BYTES, MOST_SECONDS = 20 * GIB, 0.40
 LEAST_TOKENS, MOST_TOKENS = 1024, 16_384
 estimated = partial(checks.estimated, MODEL, GPU)

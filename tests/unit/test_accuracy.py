@@ -249,4 +249,5 @@ def test_the_page_says_what_other_tools_answered():
     assert all(found.keys() <= names for found in answers.values())
     ours = answers[peers.OURS]
     assert ours == {job.name: job.ours_bytes for job in peers.jobs()}
+    assert len(answers["PyTorch's MemTracker"]) == 2, "the page says: about the first two only"
     assert peers.table(answers) in peers.PAGE.read_text(encoding="utf-8")

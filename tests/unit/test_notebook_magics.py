@@ -46,6 +46,7 @@ def test_a_cell_says_what_it_took(shell):
 def test_what_is_held_now_is_named(shell):
     shell.run_cell(SETUP + STEP)
     shell.run_cell("rows = [torch.zeros(1024), torch.zeros(1024)]\nagain = rows[0].view(2, 512)")
+    shell.run_cell("sparse, empty = torch.eye(9).to_sparse(), torch.ones(9, device='meta')")
     shell.run_cell("torch.zeros(512)", store_history=True)
     lines = held_now(shell.user_ns).splitlines()
     found = {line.split("iB  ")[1]: line.split()[0] for line in lines[2:] if "KiB" in line}

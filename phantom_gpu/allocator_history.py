@@ -341,15 +341,6 @@ class History:
             for which, held in found.items()
         }
 
-    def peak_with(self, share: Callable[[Block], float]) -> int:
-        """Return the most bytes held at once, had each block only ``share`` of its bytes."""
-        held = most = 0.0
-        shares = [share(block) for block in self._kept]
-        for number, change_bytes, *_ in self._events:
-            held += change_bytes * shares[number]
-            most = max(most, held)
-        return int(most)
-
     def timeline(self, stop: int | None = None) -> Timeline:
         """Return the kept events, of which the one numbered ``stop`` failed, as a line to draw."""
         storages = tuple(

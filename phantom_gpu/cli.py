@@ -38,6 +38,10 @@ def add_command(commands: Any) -> None:
         "--budget", type=cli.size, metavar="SIZE", help="what it may reserve of each GPU, as 22GiB"
     )
     option("--expandable-segments", action="store_true", help="have PyTorch's allocator use them")
+    help = "try on the script what would make it fit, and say what to write"
+    option("--fix", action="store_true", help=help)
+    help = "find the largest value of the script's own ARGUMENT that fits, as batch-size"
+    option("--largest", metavar="ARGUMENT[,...]", help=help)
     write = {"metavar": "FILE", "type": _new_file}
     option("--html", help="write a page: timeline, segments, who holds the memory", **write)
     option("--snapshot", help="write PyTorch's memory snapshot, for memory_viz", **write)
@@ -55,7 +59,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     own: list[str] = []
     words = list(arguments)
-    flags = ("--expandable-segments", "--install-kernel", "--json", "-h", "--help")
+    flags = ("--expandable-segments", "--fix", "--install-kernel", "--json", "-h", "--help")
     while words:
         word = words[0]
         if word in ("-m", "--") or not word.startswith("-"):
@@ -75,31 +79,41 @@ def _new_file(text: str) -> Path:
 
 
 def _phantom(options: argparse.Namespace) -> int:
+    from phantom_gpu.fix import fix
+    from phantom_gpu.largest import largest
     from phantom_gpu.run_script import run_program
 
     if options.install_kernel:
         return _install_kernel(options)
     command = command_line(options.command)
+    if options.largest and (options.fix or options.html):
+        raise InputError("--largest goes with neither --fix nor --html")
+    if options.snapshot and (options.largest or options.fix):
+        raise InputError("--snapshot is of one run: leave --fix and --largest out")
     steps = positive_int(options.steps, "--steps") if options.steps else 0
-    quiet = {"stdout": sys.stderr} if options.json else {}
+    asked = {
+        "gpu": options.gpu,
+        "gpus": options.gpus or processes_of(command),
+        "steps": steps,
+        "budget_bytes": options.budget,
+        "expandable_segments": options.expandable_segments,
+        "report": lambda sentence: print(f"labkit: {sentence}", file=sys.stderr),
+    }
+    if options.json:
+        asked["stdout"] = sys.stderr
     if options.html is not None:
         try:
             from phantom_gpu.report_page import page
         except ModuleNotFoundError as error:
             missing = f"--html needs {error.name}, which is missing: pip install {error.name}"
             raise InputError(missing) from None
-    report = run_program(
-        command,
-        gpu=options.gpu,
-        gpus=options.gpus or processes_of(command),
-        steps=steps,
-        budget_bytes=options.budget,
-        expandable_segments=options.expandable_segments,
-        snapshot=options.snapshot or "",
-        record=options.html is not None,
-        report=lambda sentence: print(f"labkit: {sentence}", file=sys.stderr),
-        **quiet,
-    )
+    if options.largest:
+        report = largest(command, options.largest.split(","), **asked)
+    elif options.fix:
+        report = fix(command, record=options.html is not None, **asked)
+    else:
+        record, snapshot = options.html is not None, options.snapshot or ""
+        report = run_program(command, record=record, snapshot=snapshot, **asked)
     print(json.dumps(report.to_dict(), indent=2) if options.json else f"\n{report}")
     if options.html is not None:
         write_atomic(options.html, page(report, command=options.typed))

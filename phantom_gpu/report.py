@@ -249,10 +249,6 @@ class FitReport:
             ]
             title = f"After the first, each {each} leaves {left} behind, most of it from"
             found.append(Section(title, headings=headings, rows=rows))
-        if gpu.changes:
-            headings = ("saves about", "each by itself, tried on the record of this run")
-            rows = [(format_bytes(change.nbytes), change.what) for change in gpu.changes]
-            found.append(Section("What would lower the peak", headings=headings, rows=rows))
         if answer.unknown:
             headings = ("times", "value", "line")
             rows = [(f"{u.times}", u.what, self.line(u.line)) for u in answer.unknown[:most]]
@@ -309,6 +305,8 @@ class FitReport:
             facts["Allocator"] = f"gave its cache back for {times} of the requests that it served"
         if (a_step := self.a_step()) and not answer.updates_itself:
             facts["A step"] = a_step
+        if answer.remedies:
+            facts["Remedies"] = f"--fix tries {len(answer.remedies)} on the script itself"
         if libraries := sorted({name for each in self.answers for name in each.unsized_workspaces}):
             facts["Missing"] = f"workspaces of {', '.join(libraries)}, whose sizes are unknown"
             if "cuDNN" in libraries:  # PyTorch's Conv_v8.cpp takes the first that it can allocate

@@ -21,6 +21,7 @@ from gpumem.figures.segment_map import draw_segment_map
 from gpumem.figures.timelines import draw_line
 from gpumem.runs import OutOfMemory
 from gpumem.trace import ROUNDING
+from phantom_gpu.fix import Fix
 from phantom_gpu.report import FitReport, Section, gpu_name
 from phantom_gpu.report_records import GpuReport, ProcessReport
 
@@ -28,9 +29,12 @@ LOOKS = {True: GOOD, False: BAD, None: QUIET}
 TEXT_COLUMNS = ("what", "value")
 
 
-def page(report: FitReport, *, command: Sequence[str]) -> str:
-    """Return the page about a report; ``command`` is what the user had run."""
-    sections = [
+def page(found: FitReport | Fix, *, command: Sequence[str]) -> str:
+    """Return the page about a report, or about what was tried to make a script fit; ``command`` is
+    what the user had run."""
+    report = (found.last or found.first) if isinstance(found, Fix) else found
+    sections = found.sections() if isinstance(found, Fix) and found.plain else []
+    sections += [
         Section("The error", [answer.error, *map(report.line, answer.error_stack)])
         for answer in report.answers
         if answer.error and answer.ended != "out of memory"
@@ -50,8 +54,8 @@ def page(report: FitReport, *, command: Sequence[str]) -> str:
     return html_pages.render(
         "phantom_gpu/page.html.j2",
         title=f"{report.line(script)[:80]} on a phantom {report.gpu.name}",
-        headline=report.headline(),
-        look=LOOKS[report.fits],
+        headline=found.headline(),
+        look=LOOKS[found.fits],
         gpu=report.gpu.name,
         sections=by_id,
         headings={id: section.title for id, section in by_id.items()},

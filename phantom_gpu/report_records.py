@@ -5,9 +5,18 @@ where no PyTorch is loaded.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from gpumem.trace import WITHOUT_GRADIENTS, Phase, Timeline
+
+#: Kinds of places; the model itself is one, before its first training pass.
+ARGUMENTS, LOADED, MOVED, OPTIMIZER, LOADER, DDP = (
+    "arguments", "loaded", "moved", "optimizer", "loader", "ddp",
+)  # fmt: skip
+ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT = (
+    "accelerator", "lightning", "trl", "model", "environment",
+)  # fmt: skip
 
 #: Names of models, in this process: whose weights were not read, and whose tokenizers were stood
 #: in for.
@@ -80,14 +89,6 @@ class FailedRequest:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What would lower the allocated peak, and by about how much."""
-
-    what: str
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class DrawnRecord:
     """What `phantom_gpu.report_page` draws.
 
@@ -114,7 +115,6 @@ class GpuReport:
         holders: who held the most of it.
         retries: failed requests that succeeded once the cache was given back.
         errors: out-of-memory errors raised, ``failed`` the last of them.
-        changes: what would help the most.
         growth_bytes: what each further step leaves behind, ``growth`` who does, and ``grows_in``
             the phase: an evaluation's is what each further evaluation leaves behind.
         passes_alive: models of which more passes hold memory at the peak than they need.
@@ -135,10 +135,63 @@ class GpuReport:
     failed: FailedRequest | None
     growth_bytes: int
     growth: list[Holder]
-    changes: list[Change]
     record: DrawnRecord | None = None
     grows_in: str = ""
     passes_alive: list[PassesAlive] = field(default_factory=list)
+
+
+class Place(NamedTuple):
+    """A call of the program that decides what a step takes; ``line`` is ``file:line`` of it, or the
+    name of the class where the place is a model."""
+
+    kind: str
+    line: str
+
+
+class Effect(IntEnum):
+    """What a remedy changes in the training, the mildest first."""
+
+    NOTHING, ROUNDING, TRAINING = range(3)
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What to write for a remedy.
+
+    Attributes:
+        place: where it is tried.
+        line: ``file:line`` where ``code`` belongs; empty where that is not known.
+        how: ``"arguments"`` that the call there gets, the ``"class"`` that is called in place of
+            its own, statements that come ``"after"`` it, or a ``"variable"`` of the environment.
+        code: that text.
+    """
+
+    place: Place
+    line: str
+    how: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A remedy that applies to a program.
+
+    Attributes:
+        name: of the remedy; ``what`` says it in words.
+        effect: what it changes in the training; ``changes`` in words.
+        edits: what to write.
+        excludes: names of remedies that cannot be made beside it.
+    """
+
+    name: str
+    what: str
+    effect: Effect
+    changes: str
+    edits: tuple[Edit, ...]
+    excludes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,6 +243,7 @@ class ProcessReport:
         trainable, trained: tensors of optimizers that require a gradient, and how many had one.
         unsized_workspaces: libraries of NVIDIA's whose workspaces are not counted, since only they
             know how large these are.
+        remedies: those that apply to the program, which none of them has tried yet.
         updates_itself: it has no optimizer of ``torch.optim``, and steps are its backward passes.
         faults: of ours, which may have kept something out of this report.
     """
@@ -214,3 +268,4 @@ class ProcessReport:
     faults: list[str] = field(default_factory=list)
     unsized_workspaces: list[str] = field(default_factory=list)
     updates_itself: bool = False
+    remedies: list[Offer] = field(default_factory=list)

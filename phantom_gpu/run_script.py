@@ -26,6 +26,7 @@ from typing import Any
 
 from gpumem.files import TemporaryFolder
 from gpumem.hardware import catalogue
+from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 from gpumem.processes import END_SECONDS, descendants, end_group
 from gpumem.units import format_bytes
@@ -40,13 +41,14 @@ BUSY_SHARE = 0.1  # a process that waits still uses a little: threads that look 
 def run_program(
     command: Sequence[str],
     *,
-    gpu: str,
+    gpu: str | Gpu,
     gpus: int = 1,
     steps: int = 0,
     budget_bytes: int | None = None,
     expandable_segments: bool = False,
     snapshot: str | Path = "",
     record: bool = False,
+    trials: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (),
     report: Callable[[str], None] = lambda sentence: None,
     **popen: Any,
 ) -> FitReport:
@@ -54,7 +56,7 @@ def run_program(
 
     Args:
         command: the program and its arguments; Python is found where this one lies.
-        gpu: a GPU of the catalogue.
+        gpu: a GPU of the catalogue, or its name.
         gpus: how many of them, 1 to 16.
         steps: end each process after so many optimizer steps; 0: the program ends by itself.
         budget_bytes: what may be reserved on each GPU, as if others held the rest of it; None: all
@@ -62,6 +64,7 @@ def run_program(
         expandable_segments: have the allocator use them.
         snapshot: a file for PyTorch's own memory snapshot of the last process that ends.
         record: have the answers hold what `phantom_gpu.report_page` draws.
+        trials: remedies to try, as `phantom_gpu.watch_script.Orders` has them.
         report: called now and then with a sentence about how far it is.
         popen: more options of `subprocess.Popen`.
 
@@ -69,7 +72,7 @@ def run_program(
         InputError: no such GPU, or no phantom can be made of it here; the program cannot be
             started.
     """
-    card = catalogue.gpu(gpu)
+    card = catalogue.gpu(gpu) if isinstance(gpu, str) else gpu
     if budget_bytes is not None and not 0 < budget_bytes <= card.usable_bytes:
         room = format_bytes(card.usable_bytes)
         raise InputError(f"the budget must be more than nothing and at most {card.name}'s {room}")
@@ -81,7 +84,13 @@ def run_program(
         here = str(Path(sys.executable).parent)
         variables["PATH"] = os.pathsep.join([here, variables.get("PATH", os.defpath)])
         snapshot = str(Path(snapshot).resolve()) if snapshot else ""
-        orders = {"folder": str(folder), "steps": steps, "snapshot": snapshot, "record": record}
+        orders = {
+            "folder": str(folder),
+            "steps": steps,
+            "snapshot": snapshot,
+            "record": record,
+            "trials": trials,
+        }
         variables[WATCH_VARIABLE] = json.dumps(orders)
         variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if expandable_segments:

@@ -27,7 +27,7 @@ import traceback
 import warnings
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import groupby
@@ -68,22 +68,24 @@ from phantom_gpu.allocator_history import (
     is_pytorchs,
 )
 from phantom_gpu.guarded import guarded
+from phantom_gpu.program import Program
+from phantom_gpu.remedies import offers, trials
 from phantom_gpu.report_records import (
     NOT_READ,
     SAVED_IN,
     STOOD_IN,
-    Change,
     DrawnRecord,
     FailedRequest,
     GpuReport,
     Holder,
+    Offer,
     PassesAlive,
+    Place,
     ProcessReport,
     UnknownValue,
     When,
 )
 from phantom_gpu.step_costs import Counted, copied_tensor
-from phantom_gpu.suggestions import changes
 
 WRITE_SECONDS = 2.0
 MOST_HOLDERS, MOST_FAULTS = 40, 20
@@ -107,13 +109,15 @@ class Orders:
 
     ``folder`` is where each process writes its answer, ``steps`` how many optimizer steps end the
     program (0: it ends by itself), ``snapshot`` a file for PyTorch's own record of the last GPU,
-    ``record`` whether each `GpuReport` has one.
+    ``record`` whether each `GpuReport` has one, ``trials`` the remedies to try: each by its name,
+    and the kinds and lines of its places.
     """
 
     folder: str
     steps: int = 0
     snapshot: str = ""
     record: bool = False
+    trials: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
 
 
 class _Notes:
@@ -159,6 +163,8 @@ class Watch:
         self.unknown: Counter[tuple[str, str]] = Counter()
         self.ended, self.error, self.error_stack = "", "", []
         self.faults: list[str] = []
+        tried = [(name, [Place(*place) for place in places]) for name, places in orders.trials]
+        self.program = Program(trials(tried), self.note_fault)
         self._thread = _Thread()
         self._notes = _Notes()
         self._write_tag = _set_metadata or self._notes.write
@@ -182,6 +188,7 @@ class Watch:
 
     def begin(self) -> None:
         """Watch from now on; what CUDA needs is done when the program first uses it."""
+        self.program.begin()
         register_module_forward_pre_hook(self._before_forward)
         register_module_forward_hook(self._after_forward, always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
@@ -282,6 +289,8 @@ class Watch:
         self._forward = self._kind_of_pass(model)
         if self._forward is Phase.FORWARD:
             self._open[self._model] += 1
+            if model.training and torch.is_grad_enabled():
+                self.program.trains(model, inputs)
         given = [tensor for tensor in tensors_in(inputs) if tensor.grad_fn is None]
         self._mark(dict.fromkeys(_addresses_of(given), Found(Category.INPUTS)))
 
@@ -376,6 +385,7 @@ class Watch:
         if self.updates_itself:  # until now: what follows is counted as everybody counts steps
             self.updates_itself, self.steps, self._own_update_begun = False, 0, False
         self._optimizers.add(optimizer)
+        self.program.steps(optimizer)
         self._count_trainable(optimizer)
         self._mark(_gradients(optimizer))
         if torch._C._current_graph_task_id() == -1:
@@ -599,7 +609,14 @@ class Watch:
             faults=self.faults,
             unsized_workspaces=_unsized_workspaces(),
             updates_itself=bool(self.updates_itself),
+            remedies=self._remedies(),
         )
+
+    @guarded
+    def _remedies(self) -> list[Offer]:
+        """Return the remedies that apply, once the program has ended."""
+        self.program.recomputes = any(history.recomputes for history in self.histories.values())
+        return offers(self.program) if self.ended else []
 
     def _gpu_reports(self) -> list[GpuReport]:
         """Return what is known of each GPU that held anything; where a fault of ours keeps its
@@ -614,10 +631,10 @@ class Watch:
             try:
                 drawn = self._drawn(device, history)
                 alive = self._passes_alive(history)
-                report = _gpu_report(device, history, stats, self._changes(history), alive, drawn)
+                report = _gpu_report(device, history, stats, alive, drawn)
             except Exception as error:
                 self.note_fault("_gpu_report", error)
-                report = _gpu_report(device, History(), stats, [], [], None)
+                report = _gpu_report(device, History(), stats, [], None)
             found.append(report)
         return found
 
@@ -630,13 +647,6 @@ class Watch:
             if len(held) > max([2, *(passes for passes, _ in usual)]):
                 found.append(PassesAlive(model, str(phase), len(held), sum(held)))
         return found
-
-    def _changes(self, history: History) -> list[Change]:
-        """Return what would lower the peak, once the program has ended: it takes its time."""
-        if not self.ended:
-            return []
-        modules = [module for module, _ in self._named_modules()]
-        return changes(history, list(self._optimizers), modules)
 
     def _drawn(self, device: int, history: History) -> DrawnRecord | None:
         if not (self.orders.record and self.ended):
@@ -661,7 +671,6 @@ def _gpu_report(
     device: int,
     history: History,
     stats: Mapping[str, int],
-    advised: list[Change],
     alive: list[PassesAlive],
     record: DrawnRecord | None,
 ) -> GpuReport:
@@ -671,7 +680,6 @@ def _gpu_report(
         device: its index.
         history: what its allocator did.
         stats: the highest values of ``torch.cuda.memory_stats``.
-        advised: what would lower the peak.
         alive: forward passes that hold memory at the peak.
         record: what a page draws.
     """
@@ -709,7 +717,6 @@ def _gpu_report(
         growth=_holders(grown)[:3],
         grows_in=str(grown[0].tag.phase) if grown else "",
         passes_alive=alive,
-        changes=advised,
         record=record,
     )
 

@@ -23,7 +23,7 @@ from gpumem.estimation.estimate import MOST_HOST_BYTES
 from gpumem.estimation.recipe import MOST_SEQUENCE
 from gpumem.estimation.search import GROUPS, Option, Search
 from gpumem.hardware import catalogue
-from gpumem.hardware.catalogue import Gpu
+from gpumem.hardware.catalogue import MARGIN, Gpu
 from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.models.config import find_config
 from gpumem.torch_release import following, torch_release
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 KINDS = ("full", "lora")
-#: Of the GPU's budget. Kernels' own workspaces are not simulated, and the capacity that GPUs of
-#: one name report differs by up to 0.5 GiB: 2 to 5 % of most GPUs of the catalogue.
-MARGIN = 0.05
 MOST_GPUS = 1024
 _HEADINGS = {"same": "The same training", "changed": "Changed training"}
 _COLUMNS = ("memory", "host", "bound", "changes", "recipe")

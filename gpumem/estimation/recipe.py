@@ -25,6 +25,8 @@ QUANTIZATIONS = ("nf4", "nf4-double", "int8")
 OFFLOADS = ("none", "activations", "optimizer", "weights")
 #: PEFT's word for every linear layer but the output.
 ALL_LINEAR = ("all-linear",)
+#: Of the adapters that are advised.
+LORA_RANK = 16
 #: Tokens whose logits exist at a time in the chunked loss.
 CHUNK_TOKENS = 1024
 MOST_SEQUENCE = 1 << 22

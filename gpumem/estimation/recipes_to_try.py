@@ -17,13 +17,12 @@ import contextlib
 import itertools
 from typing import Any
 
-from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.recipe import LORA_RANK, Recipe
 from gpumem.estimation.weight_shapes import Shapes
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 from gpumem.units import GIB
 
-LORA_RANK = 16
 _ADAPTER_BYTES = 4  # of one number: PEFT stores adapters in float32
 
 

@@ -21,6 +21,10 @@ from gpumem.units import GIB, MIB, format_bytes
 #: What a CUDA context is assumed to take outside PyTorch's allocator where nobody has measured it.
 #: It depends on the GPU, the driver and the kernels loaded: 0.1 to 0.9 GiB are seen.
 CUDA_CONTEXT_BYTES = 512 * MIB
+#: What a training must leave free of a GPU's budget to fit with room to spare. Kernels' own
+#: workspaces are not simulated, and the capacity that GPUs of one name report differs by up to
+#: 0.5 GiB: 2 to 5 % of most GPUs of the catalogue.
+MARGIN = 0.05
 #: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
 #: 128b/130b coding, https://pcisig.com/specifications.
 _LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}

@@ -26,7 +26,7 @@ def longest():
     def needs(tokens):
         return estimated(QLORA.but(seq_len=tokens)).peak_reserved_bytes
 
-    room = 0.95 * estimated(QLORA.but(seq_len=8192)).capacity_bytes
+    room = (1 - MARGIN) * estimated(QLORA.but(seq_len=8192)).capacity_bytes
     per_token = (needs(16_384) - needs(8192)) / 8192
     tokens = int(8192 + (room - needs(8192)) / per_token) // 1024 * 1024
     # The allocator hands out whole segments, so the line is no ruler: look left and right.

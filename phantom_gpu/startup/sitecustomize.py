@@ -18,17 +18,25 @@ HERE = str(Path(__file__).parent)
 #: The package that this folder lies in.
 PACKAGE = "phantom_gpu"
 #: What it does as soon as a module is there.
-AFTER = {
-    "torch": ("environment", "begin"),
-    "huggingface_hub.constants": ("hub_stand_ins", "after_constants"),
-    "transformers.utils.hub": ("hub_stand_ins", "after_files"),
-    "transformers.tokenization_utils_base": ("hub_stand_ins", "after_tokenizers"),
-    "datasets.load": ("hub_stand_ins", "after_datasets"),
-    "transformers.modeling_utils": ("zero_weights", "after_models"),
-    "transformers.generation.stopping_criteria": ("zero_weights", "after_stopping"),
-}
+AFTER = [
+    ("torch", "environment", "begin"),
+    ("huggingface_hub.constants", "hub_stand_ins", "after_constants"),
+    ("transformers.utils.hub", "hub_stand_ins", "after_files"),
+    ("transformers.tokenization_utils_base", "hub_stand_ins", "after_tokenizers"),
+    ("datasets.load", "hub_stand_ins", "after_datasets"),
+    ("transformers.modeling_utils", "zero_weights", "after_models"),
+    ("transformers.generation.stopping_criteria", "zero_weights", "after_stopping"),
+]
 if os.environ.get("LABKIT_PHANTOM_WATCH"):
-    AFTER["safetensors.torch"] = ("watch_script", "after_safetensors")
+    AFTER += [
+        ("safetensors.torch", "watch_script", "after_safetensors"),
+        ("transformers.modeling_utils", "program", "after_models"),
+        ("transformers.training_args", "program", "after_arguments"),
+        ("accelerate.accelerator", "program", "after_accelerate"),
+        ("lightning.pytorch.trainer.trainer", "program", "after_lightning"),
+        ("pytorch_lightning.trainer.trainer", "program", "after_lightning"),
+        ("trl.trainer.sft_trainer", "program", "after_trl"),
+    ]
 
 
 class _After(importlib.abc.MetaPathFinder):
@@ -48,21 +56,21 @@ class _After(importlib.abc.MetaPathFinder):
 
         def execute_and_continue(module):
             execute(module)
-            file, function = AFTER[name]
-            try:
-                getattr(importlib.import_module(f"{PACKAGE}.{file}"), function)(module)
-            except (AttributeError, ImportError) as error:
-                if name == "torch":
-                    raise
-                said = f"{name} of this version is left as it is ({error})"
-                print(f"labkit: {said}: what is not on this machine is missed", file=sys.stderr)
+            for _, file, function in filter(lambda each: each[0] == name, AFTER):
+                try:
+                    getattr(importlib.import_module(f"{PACKAGE}.{file}"), function)(module)
+                except (AttributeError, ImportError) as error:
+                    if name == "torch":
+                        raise
+                    said = f"{name} of this version is left as it is ({error})"
+                    print(f"labkit: {said}: what is not on this machine is missed", file=sys.stderr)
 
         spec.loader.exec_module = execute_and_continue
         return spec
 
 
 if os.environ.get("LABKIT_PHANTOM"):
-    sys.meta_path[:0] = map(_After, AFTER)
+    sys.meta_path[:0] = map(_After, {name for name, *_ in AFTER})
 
 hidden = importlib.machinery.PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if path != HERE]

@@ -727,8 +727,8 @@ def test_what_people_run_runs(run, name):
         assert made_of["workspaces"] > 0
         if name in PINNED:
             assert answer.pinned_bytes > 27 * MIB
-        advised = any("recompute" in change.what for change in answer.gpus[0].changes)
-        assert not (advised and name == "sft")  # which does so by default
+        offered = "checkpointing" in {offer.name for offer in answer.remedies}
+        assert not (offered and name == "sft")  # which does so by default
 
 
 @pytest.mark.parametrize(

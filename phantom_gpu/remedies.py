@@ -1,0 +1,631 @@
+"""What can make a script take less: each remedy with what it changes, when it applies, how it is
+tried on the running program, and what a person writes.
+
+A remedy has a way for each kind of place (`phantom_gpu.program`): an argument of a call, such as
+Trainer's or the optimizer's, or statements about the model. What is tried is what the lines say, so
+that a script with these lines takes the same bytes.
+
+Limits: half the rows needs a `DataLoader` or Trainer; the step in backward, a loop of the script's
+own with one optimizer; the loss in chunks, a causal model of transformers with one output layer.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpumem.estimation.recipe import LORA_RANK
+from phantom_gpu.program import (
+    Call,
+    ModelFacts,
+    Program,
+    checkpoint_switch,
+    is_installed,
+    repeated,
+)
+from phantom_gpu.report_records import (
+    ACCELERATOR,
+    ARGUMENTS,
+    DDP,
+    ENVIRONMENT,
+    LIGHTNING,
+    LOADED,
+    LOADER,
+    MODEL,
+    MOVED,
+    OPTIMIZER,
+    TRL,
+    Edit,
+    Effect,
+    Offer,
+    Place,
+)
+
+CHUNK_TOKENS = 1024
+ALLOCATOR_VARIABLE, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
+_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+_ADAM = ("Adam", "AdamW")
+_ADAMS_ARGUMENTS = ("lr", "betas", "eps", "weight_decay")
+_SDPA_CODE = 'model.set_attn_implementation("sdpa")'
+Change = Callable[[Any, Program], None]  # of a Call, or of a model
+Code = Callable[[Program, Place], str]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a remedy is made at a kind of place: ``change`` does it, ``codes`` say what to write,
+    each by its ``how`` of an `Edit`."""
+
+    change: Change
+    codes: dict[str, Code]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """``applies`` is asked of a program and its largest model. Each of ``ways`` has all changes
+    that make the remedy, by kind of place; the most fitting is the first. ``excludes`` names others
+    that cannot be made beside it."""
+
+    name: str
+    what: str
+    effect: Effect
+    changes: str
+    applies: Callable[[Program, ModelFacts], bool]
+    ways: tuple[dict[str, Way], ...]
+    excludes: tuple[str, ...] = ()
+
+
+def offers(program: Program) -> list[Offer]:
+    """Return the remedies that apply to a program that has trained a model."""
+    model = program.main_model()
+    found = []
+    for remedy in REMEDIES if model is not None else ():
+        ways = (way for way in remedy.ways if all(_place(program, model, kind) for kind in way))
+        way = next(ways, None)
+        if way is None or not remedy.applies(program, model):
+            continue
+        edits = []
+        for kind, each in way.items():
+            place = _place(program, model, kind)
+            for how, code in each.codes.items():
+                edits.append(Edit(place, _line(model, place), how, code(program, place)))
+        about = remedy.name, remedy.what, remedy.effect, remedy.changes
+        found.append(Offer(*about, tuple(edits), _excluded(remedy)))
+    return found
+
+
+def trials(chosen: Iterable[tuple[str, Sequence[Place]]]) -> dict[Place, list[Change]]:
+    """Return the changes of remedies, each by its name and places, by place."""
+    by_name = {remedy.name: remedy for remedy in REMEDIES}
+    found: dict[Place, list[Change]] = {}
+    for name, places in chosen:
+        kinds = {place.kind for place in places}
+        [way] = [way for way in by_name[name].ways if way.keys() == kinds]
+        for place in places:
+            found.setdefault(place, []).append(way[place.kind].change)
+    return found
+
+
+def _excluded(remedy: Remedy) -> tuple[str, ...]:
+    others = [other.name for other in REMEDIES if remedy.name in other.excludes]
+    return tuple(sorted({*remedy.excludes, *others}))
+
+
+def _place(program: Program, model: ModelFacts, kind: str) -> Place | None:
+    """Return the place of a kind that decides how ``model`` is trained."""
+    if kind in (LOADED, MOVED):
+        return next((place for place in model.made if place.kind == kind), None)
+    if kind in (MODEL, ENVIRONMENT):
+        return Place(kind, model.name if kind == MODEL else "")
+    if kind == LOADER:
+        return program.trained_from
+    if kind == OPTIMIZER:  # several may need each its own
+        return next(iter(program.stepped)) if len(program.stepped) == 1 else None
+    return program.first(kind)
+
+
+def _line(model: ModelFacts, place: Place) -> str:
+    if place.kind == MODEL:
+        return next((each.line for each in reversed(model.made)), "")
+    return place.line
+
+
+# --- ways -----------------------------------------------------------------------------------------
+
+
+def _arguments(**values: Any) -> Way:
+    """Give a call these arguments."""
+
+    def change(call: Call, _: Program) -> None:
+        call.named.update(values)
+
+    return Way(change, {"arguments": lambda *_: _written(values)})
+
+
+def _written(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _computed(values: Callable[[dict[str, Any]], dict[str, Any]]) -> Way:
+    """Give a call the arguments that ``values`` makes of its own."""
+
+    def change(call: Call, _: Program) -> None:
+        call.named.update(values(call.named))
+
+    def code(program: Program, place: Place) -> str:
+        return _written(values(program.calls[place]))
+
+    return Way(change, {"arguments": code})
+
+
+def _on_model(change: Callable[[torch.nn.Module], Any], code: Code) -> tuple[dict[str, Way], ...]:
+    """Change the model once it is loaded, else once it is moved, else before its first pass.
+
+    ``change`` returns another model, or None where it changes the one it gets.
+    """
+
+    def made(call: Call, _: Program) -> None:
+        call.after.append(change)
+
+    def first_pass(model: torch.nn.Module, _: Program) -> None:
+        change(model)
+
+    after = Way(made, {"after": code})
+    return {LOADED: after}, {MOVED: after}, {MODEL: Way(first_pass, {"after": code})}
+
+
+def _source(function: Callable) -> str:
+    return inspect.getsource(function).strip()
+
+
+# --- the forward pass -----------------------------------------------------------------------------
+
+
+def _fused_attention(model: torch.nn.Module) -> None:
+    model.set_attn_implementation("sdpa")
+
+
+def checkpoint_blocks(model: torch.nn.Module, name: str) -> None:
+    """Recompute every block of this class in backward."""
+    from functools import partial
+
+    from torch.utils.checkpoint import checkpoint
+
+    for block in model.modules():
+        if type(block).__name__ == name:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _checkpoint(model: torch.nn.Module) -> None:
+    if switch := checkpoint_switch(model):
+        getattr(model, switch)({"use_reentrant": False})
+    else:
+        checkpoint_blocks(model, repeated(model)[0])
+
+
+def _checkpoint_code(program: Program, _: Place) -> str:
+    model = program.main_model()
+    if model.switch:
+        return f'model.{model.switch}({{"use_reentrant": False}})'
+    return f'{_source(checkpoint_blocks)}\n\ncheckpoint_blocks(model, "{model.layer}")'
+
+
+def _checkpoint_argument(fields: dict[str, Any]) -> dict[str, Any]:
+    new = "activation_checkpointing"  # of transformers 5; the old name warns there
+    return {new if new in fields else "gradient_checkpointing": True}
+
+
+def loss_in_chunks(model, input_ids=None, labels=None, attention_mask=None, **inputs):
+    """Take the place of a causal model's forward pass: 1024 tokens' logits exist at a time."""
+    from torch.nn.functional import cross_entropy
+    from torch.utils.checkpoint import checkpoint
+    from transformers.modeling_outputs import CausalLMOutput
+
+    if labels is None:
+        return type(model).forward(model, input_ids, attention_mask=attention_mask, **inputs)
+    count = inputs.pop("num_items_in_batch", None)  # Trainer's, over all batches of a step
+    body, head = model.base_model, model.get_output_embeddings()
+    hidden = body(input_ids, attention_mask=attention_mask, **inputs).last_hidden_state
+
+    def chunk_loss(rows, targets):
+        return cross_entropy(head(rows).float(), targets, reduction="sum")
+
+    rows, targets = hidden[:, :-1].flatten(0, 1).split(1024), labels[:, 1:].flatten().split(1024)
+    pairs = zip(rows, targets, strict=True)
+    total = sum(checkpoint(chunk_loss, *pair, use_reentrant=False) for pair in pairs)
+    return CausalLMOutput(loss=total / (count or (labels[:, 1:] != -100).sum()))
+
+
+def _chunk(model: torch.nn.Module) -> None:
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    plain.forward = functools.partial(loss_in_chunks, plain)
+
+
+def _chunk_code(*_: Any) -> str:
+    lines = "from functools import partial\n\nmodel.forward = partial(loss_in_chunks, model)"
+    return f"{_source(loss_in_chunks)}\n\n\n{lines}"
+
+
+def activations_on_host(model: torch.nn.Module) -> None:
+    """Move what a forward pass stores for backward to the host until it is needed."""
+    from torch.autograd.graph import save_on_cpu
+
+    forward = model.forward
+
+    def on_host(*given, **options):
+        with save_on_cpu(pin_memory=True):
+            return forward(*given, **options)
+
+    model.forward = on_host
+
+
+def _offload_code(*_: Any) -> str:
+    return f"{_source(activations_on_host)}\n\n\nactivations_on_host(model)"
+
+
+def _autocast_dtype() -> torch.dtype:
+    return torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
+
+
+def _autocast(model: torch.nn.Module) -> None:
+    model.forward = torch.autocast("cuda", _autocast_dtype())(model.forward)
+
+
+def _autocast_code(*_: Any) -> str:
+    text = f'model.forward = torch.autocast("cuda", {_autocast_dtype()})(model.forward)'
+    if _autocast_dtype() is torch.float16:
+        text += "\n# and scale the loss, or small gradients are lost: torch.amp.GradScaler()"
+    return text
+
+
+def _amp(_: dict[str, Any]) -> dict[str, Any]:
+    return {"bf16" if _autocast_dtype() is torch.bfloat16 else "fp16": True}
+
+
+def _mixed(_: dict[str, Any]) -> dict[str, Any]:
+    return {"mixed_precision": next(iter(_amp({})))}
+
+
+def _lightning_mixed(_: dict[str, Any]) -> dict[str, Any]:
+    return {"precision": "bf16-mixed" if "bf16" in _amp({}) else "16-mixed"}
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+_LORA = f'LoraConfig(r={LORA_RANK}, target_modules="all-linear")'
+
+
+def _lora_config() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=LORA_RANK, target_modules="all-linear")
+
+
+def _adapters(model: torch.nn.Module) -> torch.nn.Module:
+    from peft import get_peft_model
+
+    return get_peft_model(model, _lora_config())
+
+
+def _lora_for_trl(call: Call, _: Program) -> None:
+    call.named["peft_config"] = _lora_config()
+
+
+def _lora(call: Call, _: Program) -> None:
+    call.after.append(_adapters)
+
+
+def _qlora(call: Call, program: Program) -> None:
+    from transformers import BitsAndBytesConfig
+
+    call.named["quantization_config"] = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    call.after.append(_adapters)
+
+
+_LORA_CODE = f"""\
+from peft import LoraConfig, get_peft_model
+
+model = get_peft_model(model, {_LORA})"""
+_QLORA_CODE = """\
+quantization_config=BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+)"""
+
+
+# --- the optimizer and the batch ------------------------------------------------------------------
+
+
+def _becomes(path: str, kept: tuple[str, ...]) -> Way:
+    """Make an optimizer of another class, with the arguments ``kept``."""
+    package, _, name = path.rpartition(".")
+
+    def change(call: Call, _: Program) -> None:
+        call.kind = getattr(__import__(package, fromlist=[name]), name)
+        call.named = {key: call.named[key] for key in ("params", *kept) if key in call.named}
+
+    return Way(change, {"class": lambda *_: path})
+
+
+def step_in_backward(optimizer):
+    """Update each weight, and free its gradient, as soon as backward has it."""
+    alone = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            alone[parameter] = group, type(optimizer)([{**group, "params": [parameter]}])
+
+    def step(parameter):
+        group, own = alone[parameter]
+        own.param_groups[0]["lr"] = group["lr"]  # a scheduler may have changed it
+        own.step()
+        own.zero_grad()
+
+    for parameter in alone:
+        parameter.register_post_accumulate_grad_hook(step)
+    optimizer.step = optimizer.zero_grad = lambda *_, **__: None
+
+
+def every_second_step(optimizer):
+    """Have two batches make one step. Divide the loss by 2 beside it."""
+    step, zero_grad, batches = optimizer.step, optimizer.zero_grad, 0
+
+    def step_or_not(*given, **options):
+        nonlocal batches
+        batches += 1
+        return step(*given, **options) if batches % 2 == 0 else None
+
+    def zero_or_not(*given, **options):
+        if batches % 2 == 0:
+            zero_grad(*given, **options)
+
+    optimizer.step, optimizer.zero_grad = step_or_not, zero_or_not
+
+
+def _on_optimizer(function: Callable[[torch.optim.Optimizer], None]) -> Way:
+    def change(call: Call, _: Program) -> None:
+        call.after.append(function)
+
+    text = f"{_source(function)}\n\n\n{function.__name__}(optimizer)"
+    return Way(change, {"after": lambda *_: text})
+
+
+def _half_batch(fields: dict[str, Any]) -> dict[str, Any]:
+    rows, batches = fields["per_device_train_batch_size"], fields["gradient_accumulation_steps"]
+    return {"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": 2 * batches}
+
+
+def _twice_the_batches(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"accumulate_grad_batches": 2 * fields.get("accumulate_grad_batches", 1)}
+
+
+def _half(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"batch_size": arguments["batch_size"] // 2}
+
+
+#: Nothing is changed in a program that runs: the variable is there when it starts.
+_VARIABLE = Way(lambda *_: None, {"variable": lambda *_: f"{ALLOCATOR_VARIABLE}={EXPANDABLE}"})
+
+
+# --- when they apply ------------------------------------------------------------------------------
+
+
+def _values(program: Program, kind: str) -> dict[str, Any]:
+    place = program.first(kind)
+    return program.calls[place] if place else {}
+
+
+def _computes_in_fp32(program: Program, model: ModelFacts) -> bool:
+    trainer, accelerator = _values(program, ARGUMENTS), _values(program, ACCELERATOR)
+    mixed = trainer.get("bf16") or trainer.get("fp16")
+    mixed = mixed or accelerator.get("mixed_precision") not in (None, "no")
+    mixed = mixed or "16" in str(_values(program, LIGHTNING).get("precision", ""))
+    return model.dtype == "float32" and not (model.autocasts or mixed or model.parallel)
+
+
+def _trains_all_in_fp32(_: Program, model: ModelFacts) -> bool:
+    whole = model.trained_share > 0.5 and model.whole_numbers and not model.parallel
+    return whole and model.dtype == "float32"
+
+
+def _trains_a_pretrained_model(_: Program, model: ModelFacts) -> bool:
+    whole = model.transformers and model.trained_share > 0.5 and not model.parallel
+    return whole and is_installed("peft")
+
+
+def _optimizer_is(program: Program, classes: tuple[str, ...], trainers: str) -> bool:
+    """Return whether the only optimizer is of these classes, or Trainer's name of it begins so."""
+    if arguments := _values(program, ARGUMENTS):
+        return str(arguments["optim"]).rpartition(".")[2].lower().startswith(trainers)
+    return [type(optimizer).__name__ in classes for optimizer in program.stepped.values()] == [True]
+
+
+def _updates_by_adam(program: Program, model: ModelFacts) -> bool:
+    return _optimizer_is(program, _ADAM, "adamw_torch") and not model.parallel
+
+
+def _updates_by_many_kernels(program: Program, _: ModelFacts) -> bool:
+    if arguments := _values(program, ARGUMENTS):
+        return str(arguments["optim"]).rpartition(".")[2].lower() == "adamw_torch"
+    if not _optimizer_is(program, _FUSED, ""):
+        return False
+    [optimizer] = program.stepped.values()
+    return all(not g.get("fused") and g.get("foreach") is None for g in optimizer.param_groups)
+
+
+def _has_a_plain_loop(program: Program, model: ModelFacts) -> bool:
+    return not (program.first(ARGUMENTS, LIGHTNING, ACCELERATOR, DDP) or model.parallel)
+
+
+def _has_rows(program: Program, _: ModelFacts) -> bool:
+    if arguments := _values(program, ARGUMENTS):
+        return arguments["per_device_train_batch_size"] > 1
+    loader = program.calls.get(program.trained_from, {})
+    return (loader.get("batch_size") or 1) > 1
+
+
+def _stores_activations(program: Program, model: ModelFacts) -> bool:
+    return not (program.first(TRL) or model.parallel)  # TRL has its own way
+
+
+REMEDIES = (
+    Remedy(
+        "expandable-segments",
+        "segments that grow (expandable_segments)",
+        Effect.NOTHING,
+        "nothing",
+        lambda *_: "expandable_segments" not in os.environ.get(ALLOCATOR_VARIABLE, ""),
+        ({ENVIRONMENT: _VARIABLE},),
+    ),
+    Remedy(
+        "fused-attention",
+        "fused attention",
+        Effect.NOTHING,
+        "nothing",
+        lambda _, model: model.attention == "eager",
+        (
+            {LOADED: _arguments(attn_implementation="sdpa")},
+            *_on_model(_fused_attention, lambda *_: _SDPA_CODE),
+        ),
+    ),
+    Remedy(
+        "fused-optimizer",
+        "the update of all weights in one kernel",
+        Effect.NOTHING,
+        "nothing",
+        _updates_by_many_kernels,
+        ({ARGUMENTS: _arguments(optim="adamw_torch_fused")}, {OPTIMIZER: _arguments(fused=True)}),
+        excludes=("8bit-adam", "adafactor", "step-in-backward"),
+    ),
+    Remedy(
+        "bucket-views",
+        "gradients that are views of DDP's buckets",
+        Effect.NOTHING,
+        "nothing",
+        lambda program, _: not _values(program, DDP).get("gradient_as_bucket_view"),
+        ({DDP: _arguments(gradient_as_bucket_view=True)},),
+    ),
+    Remedy(
+        "chunked-loss",
+        "the loss a thousand tokens at a time",
+        Effect.NOTHING,
+        "nothing; the forward pass gives no logits",
+        lambda program, model: model.chunks and not (program.first(TRL) or model.parallel),
+        _on_model(_chunk, _chunk_code),
+    ),
+    Remedy(
+        "checkpointing",
+        "gradient checkpointing",
+        Effect.NOTHING,
+        "nothing",
+        lambda program, model: model.layers > 1 and not (model.checkpoints or program.recomputes),
+        ({ARGUMENTS: _computed(_checkpoint_argument)}, *_on_model(_checkpoint, _checkpoint_code)),
+    ),
+    Remedy(
+        "half-rows",
+        "half the rows a batch, two batches a step",
+        Effect.NOTHING,
+        "nothing, if all rows count the same; batch norms see half of them",
+        _has_rows,
+        (
+            {ARGUMENTS: _computed(_half_batch)},
+            {LIGHTNING: _computed(_twice_the_batches), LOADER: _computed(_half)},
+            {LOADER: _computed(_half), OPTIMIZER: _on_optimizer(every_second_step)},
+        ),
+        excludes=("step-in-backward",),
+    ),
+    Remedy(
+        "offload-activations",
+        "activations in the host's memory",
+        Effect.NOTHING,
+        "nothing",
+        _stores_activations,
+        _on_model(activations_on_host, _offload_code),
+        excludes=("checkpointing",),
+    ),
+    Remedy(
+        "step-in-backward",
+        "each weight's update in backward",
+        Effect.NOTHING,
+        "nothing, but gradients can neither be clipped nor accumulated",
+        _has_a_plain_loop,
+        ({OPTIMIZER: _on_optimizer(step_in_backward)},),
+    ),
+    Remedy(
+        "autocast",
+        "products in 16 bits (autocast)",
+        Effect.ROUNDING,
+        "products are rounded to 16 bits",
+        _computes_in_fp32,
+        (
+            {ARGUMENTS: _computed(_amp)},
+            {ACCELERATOR: _computed(_mixed)},
+            {LIGHTNING: _computed(_lightning_mixed)},
+            *_on_model(_autocast, _autocast_code),
+        ),
+        excludes=("bf16",),
+    ),
+    Remedy(
+        "8bit-adam",
+        "AdamW's states in 8 bits",
+        Effect.ROUNDING,
+        "the optimizer's states are rounded to 8 bits",
+        lambda *facts: _updates_by_adam(*facts) and is_installed("bitsandbytes"),
+        (
+            {ARGUMENTS: _arguments(optim="adamw_8bit")},
+            {OPTIMIZER: _becomes("bitsandbytes.optim.AdamW8bit", _ADAMS_ARGUMENTS)},
+        ),
+        excludes=("adafactor",),
+    ),
+    Remedy(
+        "bf16",
+        "weights in BF16",
+        Effect.TRAINING,
+        "updates below 1/256 of a weight are lost",
+        lambda *facts: _trains_all_in_fp32(*facts) and _autocast_dtype() is torch.bfloat16,
+        ({LOADED: _arguments(dtype=torch.bfloat16)}, {MOVED: _arguments(dtype=torch.bfloat16)}),
+    ),
+    Remedy(
+        "adafactor",
+        "Adafactor",
+        Effect.TRAINING,
+        "second moments by row and column, no momentum",
+        _updates_by_adam,
+        (
+            {ARGUMENTS: _arguments(optim="adafactor")},
+            {OPTIMIZER: _becomes("torch.optim.Adafactor", ("lr", "weight_decay"))},
+        ),
+    ),
+    Remedy(
+        "lora",
+        "LoRA adapters alone are trained",
+        Effect.TRAINING,
+        "the model's own weights are frozen",
+        _trains_a_pretrained_model,
+        (
+            {TRL: Way(_lora_for_trl, {"arguments": lambda *_: f"peft_config={_LORA}"})},
+            {LOADED: Way(_lora, {"after": lambda *_: _LORA_CODE})},
+        ),
+        excludes=("8bit-adam", "adafactor", "step-in-backward", "bf16"),
+    ),
+    Remedy(
+        "qlora",
+        "LoRA adapters on weights of 4 bits",
+        Effect.TRAINING,
+        "the model's own weights are frozen, and rounded to 4 bits",
+        lambda *facts: _trains_a_pretrained_model(*facts) and is_installed("bitsandbytes"),
+        (
+            {
+                LOADED: Way(
+                    _qlora, {"arguments": lambda *_: _QLORA_CODE, "after": lambda *_: _LORA_CODE}
+                )
+            },
+        ),
+        excludes=("lora", "8bit-adam", "adafactor", "step-in-backward", "bf16"),
+    ),
+)

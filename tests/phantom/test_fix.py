@@ -1,0 +1,296 @@
+"""Remedies are tried on the script itself, and a script with their lines takes what was said."""
+
+import ast
+import itertools
+import sys
+import textwrap
+
+import pytest
+
+from gpumem.inputs import InputError
+from gpumem.units import MIB
+from phantom_gpu.fix import fix
+from phantom_gpu.largest import largest
+from phantom_gpu.report_records import Effect
+from phantom_gpu.run_script import run_program
+
+#: What is called at the kinds of places.
+CALLED = {
+    "arguments": ("TrainingArguments", "SFTConfig"),
+    "loaded": ("from_pretrained",),
+    "moved": ("to", "cuda"),
+    "optimizer": ("AdamW", "SGD"),
+    "loader": ("DataLoader",),
+    "ddp": ("DistributedDataParallel",),
+    "trl": ("SFTTrainer",),
+}
+LOOP = """
+for batch in DataLoader(torch.rand(64, 1024), batch_size=16):
+    model(batch.cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+BLOCKS = """
+import torch
+from torch.utils.data import DataLoader
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)
+        )
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+model = torch.nn.Sequential(*[Block() for _ in range(4)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+""" + LOOP.replace("16", "2048").replace("64", "8192")
+GPT2 = """
+import torch
+from torch.utils.data import DataLoader
+from transformers import GPT2Config, GPT2LMHeadModel
+
+config = GPT2Config(n_layer=4, n_embd=256, n_head=4, attn_implementation="eager")
+model = GPT2LMHeadModel(config)
+model.to("cuda")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+model.train()
+for batch in DataLoader(torch.randint(0, 50000, (64, 512)), batch_size=8):
+    batch = batch.cuda()
+    loss = model(input_ids=batch, labels=batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TRAINER = """
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+
+shape = {"num_attention_heads": 4, "vocab_size": 8000, "num_hidden_layers": 4}
+config = LlamaConfig(hidden_size=512, intermediate_size=1376, **shape)
+config.architectures = ["LlamaForCausalLM"]
+config.save_pretrained("tiny")
+model = AutoModelForCausalLM.from_pretrained("tiny", dtype=torch.float32)
+rows = Dataset.from_dict({"input_ids": [[1] * 512] * 64, "labels": [[1] * 512] * 64})
+settings = {"max_steps": 4, "report_to": "none", "save_strategy": "no"}
+arguments = TrainingArguments("out", per_device_train_batch_size=8, **settings)
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+SFT = """
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+texts = Dataset.from_dict({"text": ["a story of some length " * 100] * 64})
+settings = {"max_steps": 4, "report_to": "none", "save_strategy": "no"}
+arguments = SFTConfig("out", per_device_train_batch_size=4, max_length=256, **settings)
+SFTTrainer("HuggingFaceTB/SmolLM2-135M", arguments, train_dataset=texts).train()
+"""
+PICTURES = """
+import torch
+from torch.utils.data import DataLoader
+from transformers import {config}, {model}
+
+model = {model}({config}({shape})).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+labels = torch.zeros(8, dtype=torch.int64, device="cuda")
+for pictures in DataLoader(torch.rand(64, 3, 224, 224), batch_size=8):
+    model(pictures.cuda()).logits.logsumexp(1).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+RESNET = PICTURES.format(
+    config="ResNetConfig",
+    model="ResNetForImageClassification",
+    shape="depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type='basic'",
+)
+VIT = PICTURES.format(
+    config="ViTConfig",
+    model="ViTForImageClassification",
+    shape="num_hidden_layers=4, hidden_size=256, num_attention_heads=4, intermediate_size=1024",
+)
+TWO_GPUS = (
+    """
+import os, torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+torch.distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])
+model.to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = DistributedDataParallel(model)
+"""
+    + LOOP
+    + """
+torch.distributed.destroy_process_group()
+"""
+)
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+@pytest.fixture
+def fixed(tmp_path):
+    """Find what makes a script's text fit; return what was found, and a function that runs the
+    script with the lines that were named."""
+
+    def fixed(text, gpu="rtx-4090", launch=(), **options):
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(text))
+        quiet = {"stdout": sys.stderr, "cwd": tmp_path}
+        command = [sys.executable, *launch, str(script)]
+        found = fix(command, gpu=gpu, **options, **quiet)
+
+        def rerun(trial, steps=0):
+            written = tmp_path / "written.py"
+            written.write_text(with_lines(script.read_text(), trial.remedies))
+            grow = any(offer.name == "expandable-segments" for offer in trial.remedies)
+            return run_program(
+                [sys.executable, *launch, str(written)],
+                gpu=gpu,
+                gpus=options.get("gpus", 1),
+                steps=steps,
+                expandable_segments=grow,
+                **quiet,
+            )
+
+        return found, rerun
+
+    return fixed
+
+
+def with_lines(text, offers):
+    """Write what each offer says into a script."""
+    tree = ast.parse(text)
+    for edit in itertools.chain.from_iterable(offer.edits for offer in offers):
+        if edit.how == "variable":
+            continue
+        line = int(edit.line.rpartition(":")[2])
+        if edit.how == "after":
+            blocks = [node.body for node in ast.walk(tree) if hasattr(node, "body")]
+            blocks = [block for block in blocks if isinstance(block, list)]  # a lambda's is none
+            body = [b for b in blocks if any(s.lineno <= line <= s.end_lineno for s in b)][-1]
+            place = max(n for n, each in enumerate(body) if each.lineno <= line)
+            body[place + 1 : place + 1] = ast.parse(edit.code).body
+            continue
+        [call] = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and node.lineno <= line <= node.end_lineno
+            and ast.unparse(node.func).rpartition(".")[2] in CALLED[edit.place.kind]
+        ]
+        if edit.how == "class":
+            call.func = ast.parse(edit.code, mode="eval").body
+            continue
+        keywords = ast.parse(f"f({edit.code})", mode="eval").body.keywords
+        names = {keyword.arg for keyword in keywords}
+        call.keywords = [k for k in call.keywords if k.arg not in names] + keywords
+    return "import bitsandbytes, torch\n" + ast.unparse(tree)
+
+
+def check_each(found, rerun):
+    assert found.first.fits
+    assert found.chosen is None
+    assert [trial.names for trial in found.alone if trial.failure] == []
+    for trial in found.alone:
+        assert rerun(trial).peak_reserved_bytes == trial.reserved_bytes, trial.names
+    return {trial.remedies[0].name for trial in found.alone}
+
+
+def test_each_remedy_takes_what_the_script_with_its_lines_takes(fixed):
+    assert check_each(*fixed(BLOCKS)) == {
+        "expandable-segments", "fused-optimizer", "checkpointing", "half-rows",
+        "offload-activations", "step-in-backward", "autocast", "8bit-adam", "adafactor",
+    }  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("text", "offered", "options"),
+    [
+        (GPT2, {"fused-attention", "chunked-loss", "checkpointing", "bf16"}, {}),
+        (TRAINER, {"chunked-loss", "checkpointing", "half-rows", "autocast", "lora", "qlora"}, {}),
+        (SFT, {"lora", "half-rows"}, {}),
+        (RESNET, {"half-rows", "autocast", "fused-optimizer"}, {}),
+        (VIT, {"checkpointing", "half-rows", "autocast"}, {}),
+        (TWO_GPUS, {"bucket-views"}, {"launch": LAUNCH, "gpus": 2}),
+    ],
+    ids=["gpt2", "trainer", "sft", "resnet", "vit", "ddp"],
+)
+def test_each_remedy_of_a_library_takes_what_the_script_with_its_lines_takes(
+    fixed, text, offered, options
+):
+    assert offered <= check_each(*fixed(text, **options))
+
+
+def test_what_is_chosen_is_the_mildest_that_fits_and_is_tried_on_the_gpu_itself(fixed):
+    found, rerun = fixed(BLOCKS, budget_bytes=850 * MIB)
+    assert found.first.fits is False
+    assert found.fits
+    assert found.chosen.effect is Effect.NOTHING
+    assert found.chosen.reserved_bytes == found.last.peak_reserved_bytes <= found.room_bytes
+    assert rerun(found.chosen).peak_reserved_bytes == found.chosen.reserved_bytes
+    assert "It does not fit" in str(found)
+    assert "What to write" in str(found)
+    saved = [1 - trial.reserved_bytes / found.plain.reserved_bytes for trial in found.helpful]
+    assert min(saved) >= 0.02
+
+
+@pytest.mark.nightly
+def test_where_nothing_is_enough_the_smallest_is_named(fixed):
+    found, _ = fixed(BLOCKS.replace("range(4)", "range(2)"), budget_bytes=40 * MIB)
+    assert found.fits is False
+    assert found.chosen is None
+    assert "No remedy makes it fit. The smallest reserves" in found.headline()
+
+
+def test_a_script_that_fails_has_nothing_to_mend(fixed):
+    found, _ = fixed("import torch\ntorch.zeros(1).cuda()\nraise ValueError('no')")
+    assert found.fits is None
+    assert found.plain is None
+    assert "ValueError: no" in str(found)
+
+
+ROWS = """
+import sys, torch
+rows = int(sys.argv[sys.argv.index("--rows") + 1])
+model = torch.nn.Linear(1024, 1024, device="cuda")
+if rows > 3000 and "--breaks" in sys.argv:
+    raise ValueError("too many rows")
+model(torch.ones(rows, 1024, device="cuda")).sum().backward()
+"""
+
+
+def test_the_largest_value_of_an_argument_is_found(tmp_path):
+    script = tmp_path / "rows.py"
+    script.write_text(ROWS)
+    command = [sys.executable, str(script), "--rows", "6000"]
+    quiet = {"gpu": "t4", "budget_bytes": 64 * MIB, "stdout": sys.stderr}
+    [curve] = largest(command, ["rows"], **quiet).curves
+    below = [each for each in curve.tried if each.fits]
+    above = [each for each in curve.tried if each.fits is False]
+    assert curve.largest == max(each.value for each in below)
+    assert curve.largest < min(each.value for each in above) <= curve.largest * 33 / 32 + 1
+    most = max(below, key=lambda each: each.value)
+    assert most.reserved_bytes <= 64 * MIB
+    [broken] = largest([*command[:-1], "2000", "--breaks"], ["--rows"], **quiet).curves
+    assert 2000 <= broken.largest <= 3000
+    assert any("too many rows" in each.failure for each in broken.tried)
+
+
+@pytest.mark.parametrize(
+    ("words", "argument", "says"),
+    [
+        (["train.py", "--rows", "8"], "width", "no --width"),
+        (["train.py", "--rows", "all"], "rows", "whole number above 0"),
+        (["train.py", "--rows=0"], "rows", "whole number above 0"),
+        (["train.py", "--rows"], "rows", "whole number above 0"),
+    ],
+)
+def test_an_argument_that_cannot_be_varied_is_refused(words, argument, says):
+    with pytest.raises(InputError, match=says):
+        largest(words, [argument], gpu="t4")

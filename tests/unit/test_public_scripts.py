@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.scripts import PAGE, RECORD, SCRIPTS, same_unwatched, table
+from benchmarks.scripts import PAGE, RECORD, SCRIPTS, same, table
 
 
 def test_the_guide_shows_what_was_recorded():
@@ -13,7 +13,9 @@ def test_the_guide_shows_what_was_recorded():
     for script in SCRIPTS:
         result = record["results"][script.trains]
         if result.get("unwatched"):
-            assert same_unwatched(result) is not bool(script.decides)
+            assert same(result, "unwatched") is not bool(script.decides)
+        if "followed" in result:
+            assert same(result, "followed")
     guide = PAGE.read_text(encoding="utf-8")
     assert table(record["results"], record["note"]) in guide
     assert f"runs {len(SCRIPTS)} training scripts" in guide

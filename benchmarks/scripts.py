@@ -19,6 +19,7 @@ Limits: seconds are those of this machine, with the time that imports and proces
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -47,6 +48,8 @@ RECORD = HERE / "scripts.json"
 PAGE = HERE.parent / "docs" / "PHANTOM.md"
 MARKERS = ("<!-- scripts: begin -->", "<!-- scripts: end -->")
 UNWATCHED = HERE / "unwatched"
+#: Answers that a model makes never end without values.
+UNWATCHED_SECONDS = 1800
 VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_CACHE": "{data}/hub",
@@ -371,7 +374,7 @@ SCRIPTS = (
         "--model_name_or_path Qwen/Qwen2-0.5B-Instruct --output_dir GRPO "
         "--dataset_name trl-lib/ultrafeedback-prompt --reward_funcs think_format_reward "
         "--max_completion_length 64",
-        decides="whether an answer has ended",
+        decides="whether an answer has ended, which none ever has",
     ),
     Script(
         "trl.scripts.distillation",
@@ -382,7 +385,7 @@ SCRIPTS = (
         "--teacher_model_name_or_path Qwen/Qwen2.5-1.5B-Instruct "
         "--dataset_name trl-lib/ultrafeedback-prompt --learning_rate 2.0e-5 --num_train_epochs 1 "
         "--output_dir Qwen2.5-0.5B-Distillation --max_completion_length 64",
-        decides="whether an answer has ended",
+        decides="whether an answer has ended, which none ever has",
     ),
     Script(
         "accelerate.test_utils.scripts.external_deps.test_peak_memory_usage",
@@ -468,18 +471,20 @@ def unwatched(
     script: Script, source: Path | None, data: Path, follows: bool = False
 ) -> dict[str, int]:
     """Run a script without our watch, and without following its values unless told so; return its
-    peaks on one GPU and its steps, or nothing if a rank did not say."""
+    peaks on one GPU and its steps, or nothing if a rank did not say, or if it does not end."""
     with TemporaryFolder() as folder:
         variables = environment(catalogue.gpu(script.gpu), script.gpus)
         variables["PYTHONPATH"] += f"{os.pathsep}{UNWATCHED}"
         variables["UNWATCHED"] = json.dumps([str(folder), STEPS, follows])
-        subprocess.run(
-            script.command(source, data),
-            env=variables,
-            cwd=source if script.inside else data,
-            stdout=subprocess.DEVNULL,
-            check=False,  # values that it reads are wrong, and may end it
-        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                script.command(source, data),
+                env=variables,
+                cwd=source if script.inside else data,
+                stdout=subprocess.DEVNULL,
+                check=False,  # values that it reads are wrong, and may end it
+                timeout=UNWATCHED_SECONDS,
+            )
         found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     ranks = [each for each in found if each["allocated_bytes"]]
     if len(ranks) < script.gpus:
@@ -561,7 +566,7 @@ def table(results: dict[str, dict[str, Any]], note: str) -> str:
 
 
 def _unwatched_sentence(results: dict[str, dict[str, Any]]) -> str:
-    compared = [script for script in SCRIPTS if results[script.trains].get("unwatched")]
+    compared = [script for script in SCRIPTS if "unwatched" in results[script.trains]]
     equal = sum(same(results[script.trains], "unwatched") for script in compared)
     others = (f"{each.trains} ({each.decides})" for each in compared if each.decides)
     followed = [same(each, "followed") for each in results.values() if "followed" in each]

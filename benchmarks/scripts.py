@@ -12,12 +12,14 @@ pages only. Each runs with its documentation's arguments where it has any, and e
 optimizer steps. `benchmarks.offline` makes what they would fetch: models at their real size, data.
 
 ``--unwatched`` runs each a second time without our watch: all values read as zeros there. Peaks are
-the same to the byte, but for scripts that say which of their values decides otherwise.
+the same to the byte, but for scripts that say which of their values decides otherwise. These run a
+third time, without our watch and with values followed.
 
 Limits: seconds are those of this machine, with the time that imports and processes take to start.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -45,7 +47,9 @@ EXAMPLES = HERE / "examples"
 RECORD = HERE / "scripts.json"
 PAGE = HERE.parent / "docs" / "PHANTOM.md"
 MARKERS = ("<!-- scripts: begin -->", "<!-- scripts: end -->")
-UNWATCHED = HERE / "unwatched.py"
+UNWATCHED = HERE / "unwatched"
+#: Answers that a model makes never end without values.
+UNWATCHED_SECONDS = 1800
 VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_CACHE": "{data}/hub",
@@ -79,6 +83,7 @@ class Script(NamedTuple):
         arguments, start: words behind and before the script; ``{data}`` is the folder of the data.
         inside: it runs in its source's folder, not in that of the data.
         decides: the value by which it goes another way where values read as zeros, if there is one.
+        varies: it draws numbers without a seed, so that no two runs have the same peaks.
     """
 
     name: str
@@ -90,15 +95,16 @@ class Script(NamedTuple):
     start: str = ""
     inside: bool = False
     decides: str = ""
+    varies: bool = False
 
-    def command(self, source: Path | None, data: Path, before: str = "") -> list[str]:
-        """Return how it is started by this Python; ``before`` are words before the script."""
+    def command(self, source: Path | None, data: Path) -> list[str]:
+        """Return how it is started by this Python."""
         script = f"-m {self.name}"
         if self.name.endswith(".py"):
             script = str((source or EXAMPLES) / self.name)
         elif (command := Path(sys.executable).parent / self.name).exists():
             script = str(command)
-        words = f"{self.start} {before} {script} {self.arguments}"
+        words = f"{self.start} {script} {self.arguments}"
         return [sys.executable, *words.format(data=data).split()]
 
 
@@ -135,6 +141,7 @@ SCRIPTS = (
         "--dataset coco --data-path coco --model fasterrcnn_resnet50_fpn --batch-size 4 "
         "--workers 0",
         decides="which boxes it keeps",
+        varies=True,
     ),
     Script(
         "references/segmentation/train.py",
@@ -325,6 +332,7 @@ SCRIPTS = (
         "--learning_rate 2.0e-4 --num_train_epochs 1 --packing --per_device_train_batch_size 2 "
         "--gradient_accumulation_steps 8 --eos_token <|im_end|> --eval_strategy steps "
         "--eval_steps 100 --use_peft --lora_r 32 --lora_alpha 16 --output_dir SFT --load_in_4bit",
+        decides="which tokens have a label",
     ),
     Script(
         "trl.scripts.dpo",
@@ -336,6 +344,7 @@ SCRIPTS = (
         "--num_train_epochs 1 --per_device_train_batch_size 2 --max_steps 1000 "
         "--gradient_accumulation_steps 8 --eval_strategy steps --eval_steps 50 "
         "--output_dir Qwen2-0.5B-DPO --no_remove_unused_columns",
+        decides="which tokens have a label",
     ),
     Script(
         "trl.scripts.kto",
@@ -365,6 +374,7 @@ SCRIPTS = (
         "--model_name_or_path Qwen/Qwen2-0.5B-Instruct --output_dir GRPO "
         "--dataset_name trl-lib/ultrafeedback-prompt --reward_funcs think_format_reward "
         "--max_completion_length 64",
+        decides="whether an answer has ended, which none ever has",
     ),
     Script(
         "trl.scripts.distillation",
@@ -375,6 +385,7 @@ SCRIPTS = (
         "--teacher_model_name_or_path Qwen/Qwen2.5-1.5B-Instruct "
         "--dataset_name trl-lib/ultrafeedback-prompt --learning_rate 2.0e-5 --num_train_epochs 1 "
         "--output_dir Qwen2.5-0.5B-Distillation --max_completion_length 64",
+        decides="whether an answer has ended, which none ever has",
     ),
     Script(
         "accelerate.test_utils.scripts.external_deps.test_peak_memory_usage",
@@ -392,6 +403,7 @@ SCRIPTS = (
         "pytorch-lightning",
         "rtx-4090",
         gpus=2,
+        decides="where the first rank writes its log",
     ),
     Script(
         "torch_fsdp2.py",
@@ -410,6 +422,7 @@ SCRIPTS = (
         "--deepspeed --deepspeed_config zero3.json",
         gpus=2,
         start="-m deepspeed.launcher.runner --num_gpus 2",
+        decides="how many modules each rank has called",
     ),
 )
 
@@ -454,17 +467,24 @@ def run(script: Script, source: Path | None, data: Path) -> FitReport:
     )
 
 
-def unwatched(script: Script, source: Path | None, data: Path) -> dict[str, int]:
-    """Run a script without following its values; return its peaks on one GPU and its steps, or
-    nothing if a rank did not say: Lightning starts the second as the plain script."""
+def unwatched(
+    script: Script, source: Path | None, data: Path, follows: bool = False
+) -> dict[str, int]:
+    """Run a script without our watch, and without following its values unless told so; return its
+    peaks on one GPU and its steps, or nothing if a rank did not say, or if it does not end."""
     with TemporaryFolder() as folder:
-        subprocess.run(
-            script.command(source, data, before=f"{UNWATCHED} {folder} {STEPS}"),
-            env=environment(catalogue.gpu(script.gpu), script.gpus),
-            cwd=source if script.inside else data,
-            stdout=subprocess.DEVNULL,
-            check=False,  # values that it reads are wrong, and may end it
-        )
+        variables = environment(catalogue.gpu(script.gpu), script.gpus)
+        variables["PYTHONPATH"] += f"{os.pathsep}{UNWATCHED}"
+        variables["UNWATCHED"] = json.dumps([str(folder), STEPS, follows])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                script.command(source, data),
+                env=variables,
+                cwd=source if script.inside else data,
+                stdout=subprocess.DEVNULL,
+                check=False,  # values that it reads are wrong, and may end it
+                timeout=UNWATCHED_SECONDS,
+            )
         found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     ranks = [each for each in found if each["allocated_bytes"]]
     if len(ranks) < script.gpus:
@@ -490,9 +510,10 @@ def result(script: Script, source: Path | None, data: Path) -> dict[str, Any]:
     }
 
 
-def same_unwatched(found: dict[str, Any]) -> bool:
-    """Return whether a script's peaks and steps are the same watched and unwatched."""
-    return all(found["unwatched"][name] == found[name] for name in COMPARED)
+def same(found: dict[str, Any], run: str) -> bool:
+    """Return whether a script's peaks and steps are those of its ``unwatched`` run, or of the one
+    that is unwatched but ``followed``."""
+    return all(found[run].get(name) == found[name] for name in COMPARED)
 
 
 def difference(script: Script, found: dict[str, Any], recorded: dict[str, Any] | None) -> str:
@@ -502,8 +523,9 @@ def difference(script: Script, found: dict[str, Any], recorded: dict[str, Any] |
         return "it is not recorded"
     if found["faults"]:
         return f"errors inside labkit: {found['faults']}"
-    if found.get("unwatched") and same_unwatched(found) is bool(script.decides):
-        return f"unwatched {found['unwatched']}, watched {[found[name] for name in COMPARED]}"
+    for run, expected in (("unwatched", not script.decides), ("followed", True)):
+        if run in found and same(found, run) is not expected:
+            return f"{run} {found[run]}, watched {[found[name] for name in COMPARED]}"
     for name in ("fits", "steps"):
         if found[name] != recorded[name]:
             return f"{name} {found[name]}, recorded {recorded[name]}"
@@ -544,13 +566,15 @@ def table(results: dict[str, dict[str, Any]], note: str) -> str:
 
 
 def _unwatched_sentence(results: dict[str, dict[str, Any]]) -> str:
-    compared = [script for script in SCRIPTS if results[script.trains].get("unwatched")]
-    same = sum(not script.decides for script in compared)
+    compared = [script for script in SCRIPTS if "unwatched" in results[script.trains]]
+    equal = sum(same(results[script.trains], "unwatched") for script in compared)
     others = (f"{each.trains} ({each.decides})" for each in compared if each.decides)
+    followed = [same(each, "followed") for each in results.values() if "followed" in each]
     return (
-        f"Of {len(compared)} that were run a second time without following values, {same} have the "
-        f"same peaks, to the byte. The others decide by a value, which reads as zero there: "
-        f"{'; '.join(others)}."
+        f"Of {len(compared)} that were run a second time without following values, {equal} have "
+        f"the same peaks, to the byte. The others decide by a value, which reads as zero there: "
+        f"{'; '.join(others)}. Of those that decide, {len(followed)} were run with values "
+        f"followed and without the watch: {sum(followed)} have the same peaks, to the byte."
     )
 
 
@@ -570,14 +594,18 @@ def main() -> int:
     with TemporaryFolder() as data:
         os.environ |= {name: value.format(data=data) for name, value in VARIABLES.items()}
         prepare = ["-m", phantom_gpu.__name__, "t4", str(HERE / "offline.py"), str(data)]
-        subprocess.run([sys.executable, *prepare], check=True)
-        for script in SCRIPTS:
-            if asked.only not in f"{script.name} {script.trains} {script.source}":
-                continue
+        chosen = [
+            each for each in SCRIPTS if asked.only in f"{each.name} {each.trains} {each.source}"
+        ]
+        if chosen:  # else nothing but the page is written
+            subprocess.run([sys.executable, *prepare], check=True)
+        for script in chosen:
             source = source_folder(script, asked.sources, data)
             found = result(script, source, data)
             if asked.unwatched or asked.update:
                 found["unwatched"] = unwatched(script, source, data)
+                if script.decides and not script.varies:
+                    found["followed"] = unwatched(script, source, data, follows=True)
             if asked.update:
                 record["results"][script.trains] = found
                 _write(record)

@@ -119,7 +119,8 @@ def after_tokenizers(module: Any) -> None:
     @functools.wraps(from_files)
     def from_files_here(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **options):
         name = pretrained_model_name_or_path
-        if any(resolved_vocab_files.values()) or not cls.vocab_files_names:
+        here = any(resolved_vocab_files.values()) or options.get("gguf_file")
+        if here or not cls.vocab_files_names:
             return from_files(cls, resolved_vocab_files, name, *args, **options)
         return replaced(name, options)
 

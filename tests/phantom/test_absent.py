@@ -115,6 +115,22 @@ def test_a_hubs_name_is_enough(run):
     assert "not of meta-llama/Llama-3.2-1B-Instruct, t5's own tokenizer" in text
 
 
+GGUF = """
+from transformers import AutoTokenizer
+from gpumem.models.pretrained import _gguf_file
+
+file = _gguf_file()
+tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+print(len(tokenizer), tokenizer.tokenize("Hello world"))
+"""
+
+
+def test_a_tokenizer_inside_of_a_gguf_file_is_read(run):
+    _, printed, said = run(GGUF)
+    assert printed == "49152 ['Hello', 'Ġworld']\n"
+    assert not [line for line in said if "tokenizer" in line]
+
+
 FOLDER = """
 import os, torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments

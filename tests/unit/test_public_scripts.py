@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.scripts import PAGE, RECORD, SCRIPTS, same_unwatched, table
+from benchmarks.scripts import PAGE, RECORD, SCRIPTS, same, table
 
 
 def test_the_guide_shows_what_was_recorded():
@@ -12,8 +12,10 @@ def test_the_guide_shows_what_was_recorded():
     assert not any(result["faults"] for result in record["results"].values())
     for script in SCRIPTS:
         result = record["results"][script.trains]
-        if result.get("unwatched"):
-            assert same_unwatched(result) is not bool(script.decides)
+        if "unwatched" in result:
+            assert same(result, "unwatched") is not bool(script.decides)
+        if "followed" in result:
+            assert same(result, "followed")
     guide = PAGE.read_text(encoding="utf-8")
     assert table(record["results"], record["note"]) in guide
     assert f"runs {len(SCRIPTS)} training scripts" in guide

@@ -385,7 +385,9 @@ def _saved(plain: Trial | None, trial: Trial) -> float:
 def _why(plain: Trial, trial: Trial) -> str:
     if trial.failure:
         return trial.failure
-    saved = _saved(plain, trial)
+    saved = round(_saved(plain, trial), 3)
+    if not saved:
+        return "it saves nothing"
     return f"it saves {saved:.1%}" if saved > 0 else f"it takes {-saved:.1%} more"
 
 

@@ -104,7 +104,7 @@ def trials(chosen: Iterable[tuple[str, Sequence[Place]]]) -> dict[Place, list[Ch
     found: dict[Place, list[Change]] = {}
     for name, places in chosen:
         kinds = {place.kind for place in places}
-        [way] = [way for way in by_name[name].ways if way.keys() == kinds]
+        way = next(way for way in by_name[name].ways if way.keys() == kinds)
         for place in places:
             found.setdefault(place, []).append(way[place.kind].change)
     return found

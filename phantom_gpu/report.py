@@ -306,7 +306,9 @@ class FitReport:
         if (a_step := self.a_step()) and not answer.updates_itself:
             facts["A step"] = a_step
         if answer.remedies:
-            facts["Remedies"] = f"--fix tries {len(answer.remedies)} on the script itself"
+            facts["Remedies"] = (
+                f"labkit phantom --fix tries {len(answer.remedies)} on the script itself"
+            )
         if libraries := sorted({name for each in self.answers for name in each.unsized_workspaces}):
             facts["Missing"] = f"workspaces of {', '.join(libraries)}, whose sizes are unknown"
             if "cuDNN" in libraries:  # PyTorch's Conv_v8.cpp takes the first that it can allocate

@@ -21,12 +21,12 @@ import importlib.metadata
 import json
 import runpy
 import sys
-import traceback
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from drivers import answer
 
 REPEATS, BEFORE = 3, 2
 #: What draws the weights of PyTorch's layers.
@@ -74,18 +74,18 @@ def run(checkout: Path, script: str, cases: list[dict[str, Any]]) -> None:
         for number in sorted(
             here, key=lambda n: (modes.index(order[n][0]), providers.index(order[n][1]))
         ):
-            case = left.pop(number)
-            try:
-                found = round(bench_test_fn(asked_for(case)).y_50 * 2**20)
-            except Exception as error:  # the others go on
-                traceback.print_exc()
-                found = f"{type(error).__name__}: {error}".splitlines()[0][:120]
-            print(json.dumps([number, found]), file=answers, flush=True)
+            asked = asked_for(left.pop(number))
+            answer(answers, number, functools.partial(median_bytes, bench_test_fn, asked))
 
     utils.run_benchmarks = run_benchmarks
     answers, sys.stdout = sys.stdout, sys.stderr  # the script prints, too
     sys.argv = [script]
     runpy.run_path(str(scripts / script), run_name="__main__")
+
+
+def median_bytes(bench_test_fn: Any, asked: Any) -> int:
+    """Return the median of what the script's own function measures."""
+    return round(bench_test_fn(asked).y_50 * 2**20)
 
 
 def _dtype(value: Any) -> Any:

@@ -5,9 +5,8 @@
     .venv-phantom/bin/python benchmarks/silicon.py --held              # what runs at night
     .venv-phantom/bin/python benchmarks/silicon.py --update            # write docs/SILICON.md, too
 
-`silicon.csv` holds the published figures with their sources, and what the phantom said. Of two
-sources this command runs the code as its authors published it: Liger-Kernel's benchmark scripts at
-the commit of each row, and ``scripts/measure.py`` of fitcheck-llm's source package. Repositories
+`silicon.csv` holds the published figures with their sources, and what the phantom said. Of the
+sources in `sources.SOURCES` this command runs the code as its authors published it. Repositories
 are cloned, packages installed aside in the releases that a row needs; ``--sources DIR`` names a
 folder with clones as ``owner--name`` and with unpacked packages. A run that is killed goes on where
 it was.
@@ -27,211 +26,47 @@ import importlib.metadata
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
-import tarfile
 from collections import defaultdict
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpumem.files import cache_folder
+from benchmarks.sources import OF, SOURCES, Job, Row, release, what
 from gpumem.processes import end_group
-from gpumem.units import MIB
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "silicon.csv"
 PAGE = HERE.parent / "docs" / "SILICON.md"
 MARKERS = ("<!-- silicon: begin -->", "<!-- silicon: end -->")
 PROGRESS = HERE.parent / "build" / "silicon"
-SECONDS = 240.0  # that one script may take
+CORE_SECONDS = 300  # that one script may compute
+SECONDS = 3600.0  # that it may take, on a machine that others use, too
+
+INSTALLING = Lock()
 
 #: Remarks that a figure of today ends.
 PASSED = ("not run", "CRASH", "product fault", "fault of the phantom of then")
 
-Row = dict[str, str]
-
-GPUS = {
-    "NVIDIA A100-SXM4-80GB": "a100-80gb",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA GeForce RTX 3090": "rtx-3090",
-    "NVIDIA GeForce RTX 4090": "rtx-4090",
-    "NVIDIA B200": "b200",
-    "Tesla T4": "t4",
-}
-#: What a row needs in front of the phantom's own environment, by pip without what it asks for.
-RELEASES = {
-    "transformers 4.44": ("transformers==4.44.2", "tokenizers==0.19.1", "huggingface_hub==0.24.7"),
-    "transformers 4.48": ("transformers==4.48.3", "tokenizers==0.21.4", "huggingface_hub==0.36.2"),
-    "transformers 4.57": ("transformers==4.57.6", "tokenizers==0.22.2", "huggingface_hub==0.36.2"),
-    "transformers 5.0": (
-        *("transformers==5.0.0", "tokenizers==0.22.2", "huggingface_hub==1.5.0"),
-        "peft==0.19.1",
-    ),
-    "transformers 5.17": ("transformers==5.17.0", "huggingface_hub==1.5.0", "peft==0.20.0"),
-    "megatron-core 0.16": ("megatron-core==0.16.1",),
-    "torch 2.10": ("torch==2.10.0", "nvidia-cuda-runtime-cu12==12.8.90"),
-}
-LIGER, FITCHECK = "Liger-Kernel", "fitcheck-llm"
-LIGER_PATHS = ("benchmark/scripts", "src", "test/*.py")
-#: Scripts whose kernels have other names than they.
-LIGER_SCRIPTS = {
-    "fused_linear_orpo_loss": "orpo_loss",
-    "fused_linear_cpo_loss": "cpo_loss",
-    "fused_linear_simpo_loss": "simpo_loss",
-    "fused_linear_grpo_loss_token": "grpo_loss",
-    "fused_linear_grpo_loss_sequence": "grpo_loss",
-    "tiled_geglu": "tiled_mlp",
-    "tiled_swiglu": "tiled_mlp",
-}
-#: Liger-Kernel imports models of the transformers of its time; newer ones lack what it asks for.
-OLD_TRANSFORMERS = {
-    "b5672a153b": "transformers 4.44",
-    "90fb5e4a3c": "transformers 4.48",
-    "a307eac8b0": "transformers 4.48",
-    "6817c2d34d": "transformers 4.48",
-    "ff6650bbce": "transformers 4.48",
-    "6b2fd02d57": "transformers 4.48",
-    "16d06edf4f": "transformers 4.48",
-    "ebd5303530": "transformers 4.48",
-    "aa2d23dc7f": "transformers 4.48",
-    "ee5aaf26b9": "transformers 4.48",
-}
-#: By how much a compared row may differ, per source and kind: a share of it, or so many bytes. Of a
-#: 4-bit model the threads that load race, on the T4, too.
-BOUNDS = {
-    (LIGER, "allocated"): (0.0002, 2 * MIB),
-    (FITCHECK, "allocated", "none"): (0.0, 0),
-    (FITCHECK, "reserved", "none"): (0.0, 8 * MIB),
-    (FITCHECK, "allocated", "nf4"): (0.005, 0),
-    (FITCHECK, "reserved", "nf4"): (0.08, 0),
-}
-#: What is run at night: kernels and models that take seconds.
-HELD = re.compile(r"^(cross_entropy|geglu|swiglu|\w*norm|relu_squared|tvd|kl_div) |SmolLM2-135M")
+#: What is run at night: kernels, models and workers that take seconds.
+HELD = re.compile(
+    r"^Liger-Kernel (cross_entropy|geglu|swiglu|\w*norm|relu_squared|tvd|kl_div) "
+    r"|SmolLM2-135M|^nanoVLM batch (?!4$)|^FakeGPU (3090Ti |0.8B lora s16|Qwen3)|^litgpt lora phi"
+)
 
 
-class Job(NamedTuple):
-    """Rows that one process of theirs answers.
-
-    Attributes:
-        rows: the rows.
-        gpu: the phantom.
-        releases: of `RELEASES`, what lies in front of the environment.
-        folder: their code.
-        words: what Python runs, before what a source adds.
-        cases: what it reads from standard input.
-    """
-
-    rows: list[Row]
-    gpu: str
-    releases: tuple[str, ...]
-    folder: Path
-    words: list[str]
-    cases: str = ""
-
-
-def liger_jobs(rows: list[Row], sources: Path | None) -> Iterator[Job]:
-    """Yield one job for each benchmark script, commit and GPU."""
-
-    def place(row: Row) -> tuple[str, str, str]:
-        kernel = row["case"].split()[0]
-        return row["commit"], row["gpu"], LIGER_SCRIPTS.get(kernel, kernel)
-
-    for (commit, gpu, script), group in groupby(sorted(rows, key=place), place):
-        here = list(group)
-        folder = checkout("linkedin/Liger-Kernel", commit, LIGER_PATHS, sources)
-        release = (OLD_TRANSFORMERS.get(commit, "transformers 4.57"),)
-        if script.startswith("megatron"):
-            release += ("megatron-core 0.16",)
-        cases = [_liger_case(row) for row in here]
-        words = [str(HERE / "liger.py"), str(folder), f"benchmark_{script}.py"]
-        yield Job(here, GPUS[gpu], release, folder, words, json.dumps(cases))
-
-
-def _liger_case(row: Row) -> dict[str, Any]:
-    kernel, provider, mode, x = row["case"].split()
-    config, _ = json.JSONDecoder().raw_decode(row["settings"])
-    value = float(x.partition("=")[2])
-    x_value = int(value) if value.is_integer() else value
-    return {"kernel": kernel, "provider": provider, "mode": mode, "x": x_value, "config": config}
-
-
-def fitcheck_jobs(rows: list[Row], sources: Path | None) -> Iterator[Job]:
-    """Yield one job for each way of training that the T4 measured; rows that repeat it share it."""
-
-    def way(row: Row) -> str:
-        return row["case"].partition(" run ")[0] + row["settings"]
-
-    for _, group in groupby(sorted(rows, key=way), way):
-        here = list(group)
-        asked = json.loads(here[0]["settings"])
-        folder = package("fitcheck-llm", "0.3.1", sources)
-        words = f"-m labkit phantom --gpu t4 --json {folder}/scripts/measure.py {asked['model']} "
-        words += "--gpu t4 --precision fp16 --lora-r 32 --grad-checkpoint --json --no-predict "
-        words += f"--quant {asked['storage']} --batch-size {asked['batch_size']} "
-        words += f"--seq-len {asked['seq_len']}"
-        words += " --flash-attn --attn-impl sdpa" if asked["attention"] == "sdpa" else ""
-        release = "transformers " + asked["transformers"].rpartition(".")[0]
-        yield Job(here, "t4", ("torch 2.10", release), folder, words.split())
-
-
-JOBS = {LIGER: liger_jobs, FITCHECK: fitcheck_jobs}
-NAMES = {"liger": LIGER, "t4": FITCHECK}
-
-
-def checkout(repository: str, commit: str, paths: tuple[str, ...], sources: Path | None) -> Path:
-    """Return a folder with the named paths of a repository at a commit."""
-    name = repository.replace("/", "--")
-    clone = (sources or cache_folder() / "clones") / name
-    if not clone.exists():
-        url = f"https://github.com/{repository}"
-        subprocess.run(["git", "clone", "--quiet", "--bare", url, str(clone)], check=True)
-    folder = cache_folder() / "sources" / f"{name}-{commit[:8]}-held"
-    if not (folder / ".complete").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        index = dict(os.environ, GIT_INDEX_FILE=str(folder / ".index"))
-        at = ["--git-dir", str(clone / ".git" if (clone / ".git").is_dir() else clone)]
-        take = ["git", *at, "--work-tree", str(folder), "checkout", "--quiet", commit, "--", *paths]
-        subprocess.run(take, env=index, cwd=folder, check=True)
-        (folder / ".complete").touch()
-    return folder
-
-
-def package(name: str, version: str, sources: Path | None) -> Path:
-    """Return the unpacked source package of a release."""
-    folder = (sources or cache_folder() / "packages") / f"{name.replace('-', '_')}-{version}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _pip("download", "--no-binary", ":all:", "--dest", str(folder.parent), f"{name}=={version}")
-        with tarfile.open(f"{folder}.tar.gz") as archive:
-            archive.extractall(folder.parent, filter="data")
-    return folder
-
-
-def release(name: str) -> Path:
-    """Return the folder with a release, installed if it has to be."""
-    folder = cache_folder() / "releases" / name.replace(" ", "-")
-    if not (folder / ".complete").exists():
-        _pip("install", "--target", str(folder), *RELEASES[name])
-        (folder / ".complete").touch()
-    return folder
-
-
-def _pip(*words: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", words[0], "-qq", "--no-deps", *words[1:]], check=True
-    )
-
-
-def answers(job: Job) -> Iterator[tuple[Row, int | str]]:
-    """Run a job; yield each row with its bytes, or with why it has none."""
-    before = [release(name) for name in reversed(job.releases)]
+def answers(job: Job) -> list[tuple[Row, int | str]]:
+    """Run a job; return each row with its bytes, or with why it has none."""
+    with INSTALLING:
+        before = [release(name) for name in reversed(job.releases)]
     paths = map(str, [*before, HERE.parent, job.folder])
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -239,34 +74,36 @@ def answers(job: Job) -> Iterator[tuple[Row, int | str]]:
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    phantom = [] if job.words[:2] == ["-m", "labkit"] else ["-m", "phantom_gpu", job.gpu]
-    command = [sys.executable, *phantom, *job.words]
+    command = ["prlimit", f"--cpu={CORE_SECONDS}:", sys.executable, "-m", "phantom_gpu", job.gpu]
     with TemporaryFile("w+") as cases, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        cases.write(job.cases)
+        cases.write(json.dumps(job.cases))
         cases.seek(0)
         process = subprocess.Popen(
-            command, env=variables, stdin=cases, stdout=out, stderr=err, start_new_session=True
+            [*command, *job.words],
+            env=variables,
+            stdin=cases,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
         try:
-            process.wait(SECONDS)
-            late = ""
+            computed = process.wait(SECONDS) == -signal.SIGXCPU
+            late = f"\nended after {CORE_SECONDS} s of a core" if computed else ""
         except subprocess.TimeoutExpired:
             late = f"\nended after {SECONDS:.0f} s"
         finally:
             end_group(process)
         out.seek(0), err.seek(0)
         said, errors = out.read(), err.read() + late
-    found: dict[int, int | str] = {}
-    if job.cases:
+    if job.printed is None:
         found = dict(json.loads(line) for line in said.splitlines() if line.startswith("["))
-    else:  # the report is on standard output, what the script prints beside it
-        for number, row in enumerate(job.rows):
-            if peak := re.search(rf'"peak_{row["kind"]}_mib": ([\d.]+)', errors):
-                found[number] = round(float(peak[1]) * MIB)
-    last = (errors.strip().splitlines() or ["it said nothing"])[-1][:120]
-    for number, row in enumerate(job.rows):
-        answer = found.get(number, last)
-        yield row, answer if isinstance(answer, int) else f"not run: {answer}"
+    else:
+        matches = (re.search(job.printed(row), said + errors, re.M) for row in job.rows)
+        found = {n: round(float(m[1]) * job.unit_bytes) for n, m in enumerate(matches) if m}
+    last = (errors.strip() or said.strip() or "it said nothing").splitlines()[-1][:120]
+    figures = [found.get(number, last) for number in range(len(job.rows))]
+    figures = [n if isinstance(n, int) or n == "OOM" else f"not run: {n}" for n in figures]
+    return list(zip(job.rows, figures, strict=True))
 
 
 def run(rows: list[Row], asked: argparse.Namespace) -> None:
@@ -278,15 +115,15 @@ def run(rows: list[Row], asked: argparse.Namespace) -> None:
     for row in rows:
         row.update(done.get(_key(row), {}))
     left = [row for row in rows if _key(row) not in done]
-    for source, jobs in JOBS.items():
-        for job in jobs([row for row in left if row["source"] == source], asked.sources):
-            for row, found in answers(job):
-                if isinstance(found, int):
-                    version = release(job.releases[0]) / "torch" / "version.py"
-                    row |= {"bytes": str(found), "torch": _torch(version), "phantom": job.gpu}
+    jobs = [job for source in SOURCES.values() for job in source.jobs(left, asked.sources)]
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for job, found in zip(jobs, pool.map(answers, jobs), strict=True):
+            for row, figure in found:
+                if isinstance(figure, int) or figure == row["published_bytes"]:
+                    row |= {"bytes": str(figure), "torch": _torch(job), "phantom": job.gpu}
                     row["remark"] = "" if row["remark"].startswith(PASSED) else row["remark"]
                 else:  # a figure of an earlier comparison stays, and is shown as such
-                    row |= {"bytes": "" if row["torch"] else row["bytes"], "remark": found}
+                    row |= {"bytes": "" if row["torch"] else row["bytes"], "remark": figure}
                 with progress.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(f"{row['source']} {row['case']} {row['kind']}: {shown(row)}", flush=True)
@@ -297,10 +134,11 @@ def _key(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in ("source", "commit", "case", "settings", "gpu", "kind"))
 
 
-def _torch(version: Path) -> str:
-    """Return the version in a file of PyTorch's, or that of this environment."""
-    if version.exists():
-        return re.search(r"__version__ = '([^+']+)", version.read_text())[1]
+def _torch(job: Job) -> str:
+    """Return the version of PyTorch in front of the environment, or that of the environment."""
+    for version in (release(name) / "torch" / "version.py" for name in job.releases):
+        if version.exists():
+            return re.search(r"__version__ = '([^+']+)", version.read_text())[1]
     return importlib.metadata.version("torch").partition("+")[0]
 
 
@@ -317,15 +155,18 @@ def shown(row: Row) -> str:
     return row["remark"] if share is None else f"{share:+.4%}"
 
 
+def held(row: Row) -> bool:
+    """Say whether a row is run at night."""
+    named = HELD.search(f"{row['source']} {row['case']}")
+    return bool(named and row["torch"] and not row["reason"])
+
+
 def beyond(row: Row) -> bool:
     """Say whether a row that was run and is compared differs by more than its bound."""
     share = error(row)
     if share is None or row["reason"] or not row["torch"]:
         return False
-    key = (row["source"], row["kind"])
-    if row["source"] == FITCHECK:
-        key += (json.loads(row["settings"])["storage"],)
-    most, most_bytes = BOUNDS[key]
+    most, most_bytes = OF[row["source"]].bounds[what(row)]
     return abs(share) * int(row["published_bytes"]) > max(
         most * int(row["published_bytes"]), most_bytes
     )
@@ -338,10 +179,8 @@ def table(rows: list[Row]) -> str:
     lines = [_cells(heads), _cells(["---"] * 3 + ["---:"] * 9)]
 
     def kind(row: Row) -> tuple[str, str, str]:
-        storage = re.search(r'"storage": "(\w+)"', row["settings"])
-        what = row["kind"] + (f", {storage[1]}" if storage else "")
         by = "earlier" if row["bytes"] else "not run"
-        return row["source"], what, f"PyTorch {row['torch']}" if row["torch"] else by
+        return row["source"], what(row), f"PyTorch {row['torch']}" if row["torch"] else by
 
     for key, group in groupby(sorted(rows, key=kind), kind):
         here = list(group)
@@ -407,10 +246,11 @@ def write(rows: list[Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", choices=NAMES, help="run one source")
+    parser.add_argument("--source", choices=SOURCES, help="run one source")
     parser.add_argument("--sources", type=Path, metavar="DIR", help="where sources lie")
     parser.add_argument("--only", default="", metavar="REGEX", help="what matches in its case")
     parser.add_argument("--held", action="store_true", help="run what is held at night")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time")
     parser.add_argument("--update", action="store_true", help="record the results")
     asked = parser.parse_args()
     rows = read()
@@ -418,9 +258,9 @@ def main() -> int:
     wanted = [
         row
         for row in rows
-        if row["source"] in ([NAMES[asked.source]] if asked.source else JOBS)
+        if row["source"] in ([SOURCES[asked.source].name] if asked.source else OF)
         and re.search(asked.only, row["case"])
-        and (not asked.held or (HELD.search(row["case"]) and row["torch"] and not row["reason"]))
+        and (not asked.held or held(row))
     ]
     run(wanted, asked)
     wrong = [row for row in wanted if beyond(row) or not row["bytes"]]
@@ -428,7 +268,9 @@ def main() -> int:
     changed = [row for row in wanted if row["torch"] and row["bytes"] != recorded[_key(row)]]
     for row in wrong:
         print(f"beyond its bound: {row['source']} {row['case']} {row['kind']}: {shown(row)}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{len(wanted)} rows, {len(wrong)} beyond their bound, {len(changed)} not as recorded")
+    print(f"{used.ru_utime + used.ru_stime:.0f} seconds of a core")
     if asked.update:
         found = {_key(row): row for row in wanted}
         write([found.get(_key(row), row) for row in read()])

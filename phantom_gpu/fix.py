@@ -12,6 +12,7 @@ What a trial saves into a folder, the next one finds there.
 import concurrent.futures
 import os
 import subprocess
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import MARGIN, Gpu
 from gpumem.units import format_bytes
 from phantom_gpu.report import FitReport, Section
-from phantom_gpu.report_records import ARGUMENTS, Effect, Offer
+from phantom_gpu.report_records import ARGUMENTS, Edit, Effect, Offer
 from phantom_gpu.run_script import run_program
 
 ROOMY = 16
@@ -146,7 +147,8 @@ class Fix:
             lines = [f"{trial.names}: {_why(self.plain, trial)}" for trial in without]
             found.append(Section("Tried, and not offered", lines))
         if self.chosen is not None:
-            lines = [line for offer in self.chosen.remedies for line in self._to_write(offer)]
+            edits = [edit for offer in self.chosen.remedies for edit in offer.edits]
+            lines = [self._to_write(edit) for edit in edits]
             found.append(Section("What to write", lines))
             changes = [offer for offer in self.chosen.remedies if offer.changes != "nothing"]
             if changes:
@@ -154,23 +156,17 @@ class Fix:
                 found.append(Section("What changes in the training", lines))
         return found
 
-    def _to_write(self, offer: Offer) -> list[str]:
-        lines = []
-        for edit in offer.edits:
-            where = self.first.line(edit.line) if edit.line else "after the model is made"
-            call = "Trainer's arguments" if edit.place.kind == ARGUMENTS else "in the call"
-            head = {
-                "arguments": f"{where}, {call}: ",
-                "class": f"{where}, the class: ",
-                "after": f"{where}, on the next lines:",
-                "variable": "before the command: ",
-            }[edit.how]
-            code = edit.code.splitlines()
-            if len(code) == 1 and edit.how != "after":
-                lines.append(head + code[0])
-            else:
-                lines += [head.rstrip(), *(f"    {line}".rstrip() for line in code)]
-        return lines
+    def _to_write(self, edit: Edit) -> str:
+        where = self.first.line(edit.line) if edit.line else "after the model is made"
+        if edit.how == "after":
+            return f"{where}, on the next lines:\n{textwrap.indent(edit.code, '    ')}"
+        of_trainer = edit.place.kind == ARGUMENTS
+        where = {
+            "arguments": f"{where}, Trainer's arguments" if of_trainer else f"{where}, in the call",
+            "class": f"{where}, the class",
+            "variable": "before the command",
+        }[edit.how]
+        return f"{where}: {edit.code}"
 
 
 def fix(

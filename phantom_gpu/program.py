@@ -330,7 +330,8 @@ def _is_between(frame: FrameType) -> bool:
     transformers' classes that choose another, or one of ours."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     written = file == "<string>" and name == "__init__"
-    return written or file.endswith(_BETWEEN)
+    moves = name in ("to", "cuda") and is_librarys(file)  # transformers' models have their own
+    return written or moves or file.endswith(_BETWEEN)
 
 
 def _named(signature: inspect.Signature, given: tuple, options: dict[str, Any]) -> dict[str, Any]:

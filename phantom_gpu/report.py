@@ -42,7 +42,7 @@ class Section:
     """One part of a report; what it lacks is empty.
 
     Attributes:
-        lines: sentences, or lines of code.
+        lines: sentences, or code, of which one may have several lines.
         facts: texts, each by a short name.
         headings, rows: of a table, whose last column says what a row is about.
         figure: HTML.
@@ -57,7 +57,7 @@ class Section:
 
     def __str__(self) -> str:
         lines = [] if self.facts else [f"  {self.title}"]
-        lines += [f"    {line}" for line in self.lines]
+        lines += [textwrap.indent(line, "    ") for line in self.lines]
         lines += [f"  {name:<10} {text}" for name, text in self.facts.items()]
         lines += table_lines(self.headings, self.rows) if self.rows else []
         return "\n".join(lines)

@@ -145,6 +145,7 @@ def _line_of_end(process: subprocess.Popen, folder: Path, report: Callable[[str]
     """Wait for the program, end it if it hangs; return the line at which it hung."""
     said, spoken_at = "", time.monotonic()
     worked, worked_at, looked_at = 0.0, time.monotonic(), time.monotonic()
+    waits = False
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
@@ -157,7 +158,10 @@ def _line_of_end(process: subprocess.Popen, folder: Path, report: Callable[[str]
                 with contextlib.suppress(OSError):  # nobody may be listening any more
                     report(sentence)
         seconds = _cpu_seconds(process)
-        if seconds - worked > BUSY_SHARE * (now - looked_at):
+        # On a busy machine a process that works may get next to none of a core. One that only looks
+        # after others is not met twice in a row.
+        waits, waited = _wants_a_core(process), waits
+        if seconds - worked > BUSY_SHARE * (now - looked_at) or (waits and waited):
             worked_at = now
         worked, looked_at = seconds, now
         if now - worked_at > HANG_SECONDS:
@@ -198,6 +202,16 @@ def _cpu_seconds(process: subprocess.Popen) -> float:
             times = each.cpu_times()
             total += times.user + times.system
     return total
+
+
+def _wants_a_core(process: subprocess.Popen) -> bool:
+    """Return whether a thread of the program runs, or waits for a core (Linux's state R)."""
+    for pid in (process.pid, *(each.pid for each in descendants(process))):
+        for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # it has just ended
+                if file.read_text().rpartition(") ")[2].startswith("R"):
+                    return True
+    return False
 
 
 def _line_of_hang(process: subprocess.Popen, folder: Path) -> str:

@@ -418,6 +418,15 @@ def test_a_hang_is_a_sentence(run, monkeypatch, tmp_path):
     assert "nothing happened for 3 s; it was stopped at train.py:3" in str(verdict)
 
 
+def test_a_program_that_waits_for_a_core_does_not_hang(run, monkeypatch):
+    for module in (run_script, report):
+        monkeypatch.setattr(module, "HANG_SECONDS", 3.0)
+    monkeypatch.setattr(run_script, "_cpu_seconds", lambda process: 0.0)  # as if it got none
+    busy = "end = time.monotonic() + 8\nwhile time.monotonic() < end: pass"
+    verdict, _ = run(f"import time, torch\ntorch.ones(4, device='cuda')\n{busy}")
+    assert verdict.fits, verdict.headline()
+
+
 def test_ctrl_c_gives_what_is_known_so_far(tmp_path):
     endless = LEAK.replace("range(6)", "range(10 ** 9)")
     steps = "print('x', end='', file=open('steps', 'a')) or len"

@@ -15,6 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from gpumem.figures.drawing import (
     COLOURS,
     GREY,
+    INK,
     LIMIT_LINE,
     LINE_COLOURS,
     LINE_MARKERS,
@@ -52,8 +53,9 @@ def lines(
 
     Args:
         series: for each line's name its points, ``{x: y}``; None for a y that could not be
-            had (out of memory): a gap in the line, a dash in the table. A line named after
-            a category has the category's colour; "A in B" beside a line "A" is that one dashed.
+            had (out of memory): a gap in the line, a dash in the table, and a cross on the limit
+            where one is drawn. A line named after a category has the category's colour; "A in B"
+            beside a line "A" is that one dashed.
         x_label, y_label: what they are; x with its unit.
         log: both axes logarithmic, so that "twice as much" is the same distance everywhere
             and a power law is straight. Needs numbers above zero.
@@ -97,6 +99,10 @@ def lines(
             axes.add_line(line)
         for y in limits:
             axes.axhline(y, **LIMIT_LINE)
+            for line, curve in zip(legend, curves.values(), strict=False):
+                failed = [x for x, height in curve.items() if not _finite(height)]
+                style = {"color": line.get_color(), "edgecolors": INK, "zorder": 3}
+                axes.scatter(failed, [y] * len(failed), s=150, marker="X", **style)
         axes.autoscale_view()
         low, high = min(ys + limits), max(ys + limits)
         if log:

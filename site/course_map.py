@@ -62,11 +62,11 @@ def for_readme(names: dict[str, str]) -> str:
 
 def for_lesson(names: dict[str, str], home: str) -> str:
     """Return lesson 00's map; ``home`` is the address of the repository's files."""
-    lines = ["", *ways(home), "", "| lesson | the question |"]
-    lines.append("|---|---|")
+    lines = ["", *ways(home), "", "<details><summary>All lessons</summary>", ""]
+    lines += ["| lesson | the question |", "|---|---|"]
     for row in rows():
         lines.append(f"| [{row.number} {names[row.path]}]({row.path}) | {row.question} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "</details>"])
 
 
 def ways(home: str) -> list[str]:

@@ -160,7 +160,8 @@ def _draw_map(
         for row in range(rows):
             shifted = [(start - row * row_bytes, nbytes) for start, nbytes in ranges]
             inside = [(x, n) for x, n in shifted if x < row_bytes and x + n > 0]  # clipped
-            widths = [0 if nbytes < narrow_bytes else 0.6 for _, nbytes in inside]
+            line = 0.6 if kind else 1.6  # a segment's outline is told from a block's edge
+            widths = [0 if nbytes < narrow_bytes else line for _, nbytes in inside]
             edge = {"edgecolor": INK, "linewidth": widths}
             axes.broken_barh(inside, (row - 0.39, 0.78), **edge, **style)
     if not segments:

@@ -157,10 +157,11 @@ def draw_line(
         parts.append(str(oom))
     headings, rows = _phase_table(line, whole.sum(axis=1), phases)
     caption = f"Highest memory of the tensors in each phase; {source}."
-    if len(rows) > TABLE_STEPS:
+    if steps is not None:  # what the figure does not show may be a question of the next one
+        rows = [row for row in rows if row[0] in ("before step 1", f"step {steps}")]
+    elif len(rows) > TABLE_STEPS:
         caption += f" {TABLE_STEPS} of {len(rows)} rows."
-        first = min(max((steps or 0) - 1, 0), len(rows) - TABLE_STEPS)
-        rows = rows[first : first + TABLE_STEPS]
+        rows = rows[:TABLE_STEPS]
     figure.describe("Stacked areas", headings, rows, parts=parts, caption=caption)
     return figure
 
@@ -267,10 +268,11 @@ def _mark_peak(
         words = f"{words}\nout of memory {moment}: asked for {asked}"
     low, high = axes.get_xlim()
     share = (at - low) / (high - low)
+    beside = share + (0.3 if share < 0.5 else -0.3)  # an arrow from above would hide a needle
     axes.annotate(
         words,
         (at, totals[at]),
-        xytext=(min(max(share, 0.25), 0.75), 0.97),
+        xytext=(min(max(beside, 0.25), 0.75), 0.97),
         textcoords="axes fraction",
         ha="center",
         va="top",

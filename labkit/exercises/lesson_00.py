@@ -1,41 +1,14 @@
-"""Exercises of lesson 00: one copy of the logits, one share of the peak, and the largest batch."""
+"""Exercises of lesson 00: one share of the peak, and the largest batch."""
 
 import torch
 
 import labkit as lab
 from gpumem.runs import Run
-from gpumem.units import MIB
 from labkit.exercises import checks
-from labkit.exercises.checks import Correct, simulated, train
+from labkit.exercises.checks import simulated, train
 from labkit.exercises.engine import check_of
 
 SEQ_LEN = 256  # as in the lesson
-COPIES = 3  # of the logits, live at the peak
-
-
-def logits_mib():
-    tokens = 32 * 256
-    return tokens * 49_152 * 4 / 1024**2  # four bytes for each number in FP32
-
-
-@check_of(
-    "00-1",
-    logits_mib,
-    "There is one number for each token of the batch and each entry of the vocabulary. How many "
-    "tokens does the batch hold?",
-    "tokens × vocabulary × bytes per number, over 1024² for MiB. FP32 takes 4 bytes.",
-)
-def check_logits(answer):
-    right = logits_mib()
-    slips = {
-        right / 32: "That is one row of text; the batch holds 32.",
-        right / 4: "That is the batch of 8 that the lesson ran; here it holds 32 rows.",
-        right / 2: "Two bytes per number would be BF16. FP32 takes four.",
-        COPIES * right: "That is all three copies; one is asked for.",
-    }
-    problem = checks.expect_number(answer, right, rel_tolerance=0.005, unit="MiB", slips=slips)
-    together = lab.format_bytes(round(COPIES * right * MIB))
-    return problem or Correct(f"{right:,.0f} MiB. {COPIES} such are live at the peak: {together}.")
 
 
 def optimizer_percent(run):
@@ -51,7 +24,7 @@ def momentum(parameters):
 
 
 @check_of(
-    "00-2",
+    "00-1",
     optimizer_percent,
     "Part over whole, times 100. The whole is `run.peak_bytes`.",
     'The part is `run.bytes_of("optimizer")`. Do not forget to `return` the result.',
@@ -94,7 +67,7 @@ def largest_batch():
 
 
 @check_of(
-    "00-3",
+    "00-2",
     largest_batch,
     "reserved = paid once + rows × per row. Call `t4_run` for batches of 8 and 16; the difference "
     "of their `reserved_bytes` over 8 is what one row costs.",

@@ -189,13 +189,15 @@ def test_timeline_marks_the_peak_and_names_the_phases():
     assert_fits(figure)
 
 
-def test_steps_cuts_the_timeline_and_the_table_holds_the_peak_of_each():
+def test_steps_cuts_the_timeline_and_the_table():
     run = traced_run()
     figure = draw_timeline(run, steps=1)
     start, stop = run.trace.steps()[0]
     assert figure.axes[0].get_xlim() == (start, stop)
     assert "step 2" not in words(figure)
     assert format_bytes(run.trace.peak(start=start, stop=stop).total_bytes) in words(figure)
+    assert "step 2" not in figure.table.text  # a lesson asks for it next
+    figure = draw_timeline(run)
     for number, (start, stop) in enumerate(run.trace.steps(), start=1):
         row = cells(figure, number)
         assert row[0] == f"step {number}"
@@ -261,6 +263,8 @@ def test_lines_fit_and_keep_gaps(log, capsys):
     assert "1,024: eager 1.00 GiB, SDPA 300 MiB" in figure.alt
     assert "Peak memory against tokens" in capsys.readouterr().out
     assert math.isnan(figure.axes[0].get_lines()[0].get_ydata()[2])
+    crosses = [at for each in figure.axes[0].collections for at in each.get_offsets().tolist()]
+    assert crosses == [[8192, 2 * GIB]]  # where "eager" ran out of memory
 
 
 def test_a_limit_is_drawn_where_it_has_a_place():

@@ -2,14 +2,13 @@
 
 import torch
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from gpumem.units import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 
 VOCABULARY, WIDTH, TOKENS = 128_256, 2048, 8192
-MOST_PEAK_BYTES = 5 * GIB // 2
+MOST_PEAK_BYTES = 2 * GIB
 GPU = "rtx-4090"
 
 
@@ -42,23 +41,42 @@ def whole_loss(hidden, weight, labels):
 
 
 def loss_of(hidden, weight, labels):
-    def part(rows, targets):
-        logits = functional.linear(rows, weight).float()
-        return functional.cross_entropy(logits, targets, reduction="sum")
+    class GradientInForward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, hidden, weight, labels):
+            hidden_gradient = torch.empty_like(hidden)
+            weight_gradient = torch.zeros_like(weight)
+            count = (labels != -100).sum()
+            total = 0
+            parts = [tensor.split(128) for tensor in (hidden, labels, hidden_gradient)]
+            for rows, targets, rows_gradient in zip(*parts, strict=True):
+                part = functional.linear(rows, weight).float().log_softmax(-1)
+                total += functional.nll_loss(part, targets, reduction="sum")
+                part.exp_()
+                part[torch.arange(len(targets)), targets.clamp(min=0)] -= 1
+                part *= (targets != -100)[:, None] / count
+                part = part.to(weight.dtype)
+                rows_gradient.copy_(part @ weight)
+                weight_gradient.addmm_(part.T, rows)
+            ctx.save_for_backward(hidden_gradient, weight_gradient)
+            return total / count
 
-    pieces = zip(hidden.split(128), labels.split(128), strict=True)
-    total = sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces)
-    return total / len(labels)
+        @staticmethod
+        def backward(ctx, scale):
+            hidden_gradient, weight_gradient = ctx.saved_tensors
+            return scale * hidden_gradient, scale * weight_gradient, None
+
+    return GradientInForward.apply(hidden, weight, labels)
 
 
 # Limit: simulation does not see inside F.linear_cross_entropy, so its chunks may be too large.
 @check_of(
     "12-2",
     loss_of,
-    "The weight is half a GiB, and checkpointed chunks take up to three copies of its gradient. "
-    "What is left for one chunk of logits, in all its copies?",
-    "`hidden.split(128)` gives pieces of 128 tokens. Sum their losses with "
-    '`reduction="sum"`, each inside a `checkpoint`, and divide by `len(labels)`.',
+    "The weight is half a GiB, and checkpointed chunks take three copies of its gradient, too. "
+    "Which of the lesson's two ways takes fewer?",
+    "Compute the gradient in forward, in chunks of 128 tokens. Ignored labels get no gradient, and "
+    "do not count in the mean.",
 )
 def check_loss(answer):
     generator = torch.Generator().manual_seed(0)
@@ -70,12 +88,18 @@ def check_loss(answer):
         labels = torch.randint(97, (tokens,), generator=generator)
         if problem := checks.same_gradients(answer, whole_loss, hidden, weight, labels):
             return f"With {tokens} tokens: {problem} Do all of them weigh the same?"
+    labels[::3] = -100
+    if problem := checks.same_gradients(answer, whole_loss, hidden, weight, labels):
+        return (
+            f"With labels of -100: {problem} Those tokens count neither in the sum nor in the mean."
+        )
     run = checks.run_experiment(_backward, mode="simulate", gpu=GPU, loss_of=answer)
     if problem := checks.memory_target(run, MOST_PEAK_BYTES):
         whole_bytes = TOKENS * VOCABULARY * 4
         if run.highest_bytes("activations") > whole_bytes:
             return f"{problem} At some moment the logits of all tokens are alive: who keeps them?"
-        return f"{problem} How large is one chunk of logits?"
+        copies = run.peak_bytes / (VOCABULARY * WIDTH * 2)
+        return f"{problem} It is {copies:.1f} times the weight: is it the chunks, or its gradients?"
     return checks.Correct(f"That is right: {format_bytes(run.peak_bytes)}, weight and all.")
 
 

@@ -3,11 +3,25 @@
 import torch
 from exercise_answers.changed import changed
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from labkit.exercises.lesson_12 import loss_of
 
+MEANS = [('"sum"', '"mean"'), ("total / count", "total / len(parts[0])")]
+NOT_IGNORED = [("(targets != -100)[:, None]", "torch.ones(len(targets), 1)")]
+
+
+def checkpointed(hidden, weight, labels):
+    def part(rows, targets):
+        logits = functional.linear(rows, weight).float()
+        return functional.cross_entropy(logits, targets, reduction="sum")
+
+    pieces = zip(hidden.split(128), labels.split(128), strict=True)
+    total = sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces)
+    return total / (labels != -100).sum()
+
+
 KEPT = ("checkpoint(part, *piece, use_reentrant=False)", "part(*piece)")
-MEANS = [('"sum"', '"mean"'), ("total / len(labels)", "total / len(hidden.split(128))")]
 
 
 def from_torch(hidden, weight, labels):
@@ -24,7 +38,10 @@ MISTAKES = [
     ("12-1", 64, "One less"),
     ("12-1", 16, "holds four"),
     ("12-1", 32, "four bytes"),
-    ("12-2", changed(loss_of, KEPT), "all tokens are alive"),
-    ("12-2", changed(loss_of, ("128", "4096")), "How large is one chunk"),
+    ("12-2", checkpointed, "times the weight"),
+    ("12-2", changed(checkpointed, KEPT), "all tokens are alive"),
+    ("12-2", changed(loss_of, ("128", "4096")), "is it the chunks"),
+    ("12-2", changed(loss_of, *NOT_IGNORED), "With labels of -100"),
+    ("12-2", changed(loss_of, ("(labels != -100).sum()", "len(labels)")), "With labels of -100"),
     ("12-2", changed(loss_of, *MEANS), "With 1021 tokens: Your result is"),
 ]

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -146,6 +147,19 @@ def is_pytorchs(file: str) -> bool:
 def is_librarys(file: str) -> bool:
     """Return whether a file, or a line of it, is Python's or an installed library's."""
     return file.startswith(LIBRARIES)
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return ``file:line`` of the innermost of the user's own code, else of any outside PyTorch."""
+    outside = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_librarys(file):
+            return f"{file}:{frame.f_lineno}"
+        if not outside and not is_pytorchs(file):
+            outside = f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return outside
 
 
 class Moment(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from gpumem.costs import tensors_in
-from phantom_gpu.allocator_history import is_librarys
+from phantom_gpu.allocator_history import is_librarys, line_of
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
@@ -194,8 +194,6 @@ class Program:
     def _visit(self, kind: str, call: Call) -> Place | None:
         """Note that the program has come to a place, and make what is tried there."""
         try:
-            from phantom_gpu.watch_script import line_of
-
             frame: FrameType | None = sys._getframe(2)
             while frame is not None and _is_between(frame):
                 frame = frame.f_back

@@ -252,10 +252,13 @@ def _chunk_code(*_: Any) -> str:
 
 def activations_on_host(model: torch.nn.Module) -> None:
     """Move what a forward pass stores for backward to the host until it is needed."""
+    from functools import wraps
+
     from torch.autograd.graph import save_on_cpu
 
     forward = model.forward
 
+    @wraps(forward)
     def on_host(*given, **options):
         with save_on_cpu(pin_memory=True):
             return forward(*given, **options)

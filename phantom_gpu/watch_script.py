@@ -66,6 +66,7 @@ from phantom_gpu.allocator_history import (
     Tag,
     is_librarys,
     is_pytorchs,
+    line_of,
 )
 from phantom_gpu.guarded import guarded
 from phantom_gpu.program import Program
@@ -884,16 +885,3 @@ def _noting(save: Callable[..., Any]) -> Callable[..., Any]:
         return save(*given, **options)
 
     return noting
-
-
-def line_of(frame: FrameType | None) -> str:
-    """Return ``file:line`` of the innermost of the user's own code, else of any outside PyTorch."""
-    outside = ""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_librarys(file):
-            return f"{file}:{frame.f_lineno}"
-        if not outside and not is_pytorchs(file):
-            outside = f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return outside

@@ -337,7 +337,7 @@ from peft import LoraConfig, get_peft_model
 
 model = get_peft_model(model, {_LORA})"""
 _QLORA_CODE = """\
-quantization_config=BitsAndBytesConfig(
+quantization_config=transformers.BitsAndBytesConfig(
     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
 )"""
 

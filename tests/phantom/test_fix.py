@@ -189,7 +189,7 @@ def with_lines(text, offers):
         keywords = ast.parse(f"f({edit.code})", mode="eval").body.keywords
         names = {keyword.arg for keyword in keywords}
         call.keywords = [k for k in call.keywords if k.arg not in names] + keywords
-    return "import bitsandbytes, torch\n" + ast.unparse(tree)
+    return "import bitsandbytes, torch, transformers\n" + ast.unparse(tree)
 
 
 def check_each(found, rerun):

@@ -8,7 +8,6 @@ from gpumem.trace import Category, Event, Phase, Storage, Trace
 from gpumem.units import GIB, MIB
 from phantom_gpu.report import FitReport
 from phantom_gpu.report_records import (
-    Change,
     DrawnRecord,
     FailedRequest,
     GpuReport,
@@ -151,7 +150,6 @@ def phantom_verdict(*, ranks=1, text="train.py", **changed):
         failed=FailedRequest(2 * GIB, when, [text]),
         growth_bytes=MIB,
         growth=[Holder(MIB, 1, "activations", text, text, text)],
-        changes=[Change("train adapters only", 30 * MIB)],
         record=DrawnRecord(line, segments, "after the update of step 2"),
     )
     answer = ProcessReport(

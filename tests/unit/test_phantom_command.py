@@ -16,7 +16,6 @@ from phantom_gpu.command_line import command_line, processes_of
 from phantom_gpu.environment import SHARED_KIB
 from phantom_gpu.report import FitReport
 from phantom_gpu.report_records import (
-    Change,
     FailedRequest,
     GpuReport,
     Holder,
@@ -76,6 +75,9 @@ def test_a_launcher_says_how_many_gpus_it_needs(words, count):
         ("--steps -1 -m mod", "--steps must be from 1"),
         ("--budget 1TiB -m mod", "the budget must be more than nothing and at most NVIDIA A100"),
         ("--install-kernel x.py", "leave the script out"),
+        ("--largest rows --fix -m mod", "--largest goes with neither --fix nor --html"),
+        ("--snapshot x.pickle --fix -m mod", "leave --fix and --largest out"),
+        ("--largest rows -m mod", "the command has no --rows"),
         ("--budget much -m mod", "must be a size such as 64GiB"),
         ("--html nowhere/x.html -m mod", "no file can be written at 'nowhere/x.html'"),
         ("--snapshot . -m mod", "no file can be written at '.'"),
@@ -112,7 +114,6 @@ GPU = GpuReport(
     failed=None,
     growth_bytes=0,
     growth=[],
-    changes=[],
 )
 FULL = replace(GPU, errors=1, failed=FailedRequest(2 * GIB, AT, ["/home/me/train.py:9"]))
 ANSWER = ProcessReport("train.py", 0, "finished", "", [], 2, [GPU])
@@ -166,7 +167,7 @@ def test_what_a_step_does_is_said_in_units_that_suit_it_or_not_at_all(flops, sai
 
 def test_a_small_report_has_at_most_twenty_lines():
     holder = Holder(GIB, 1, "weights", "lm_head", "/home/me/train.py:9", "/home/me/train.py:9")
-    gpu = replace(GPU, retries=0, holders=9 * [holder], changes=[Change("less", GIB)])
+    gpu = replace(GPU, retries=0, holders=9 * [holder])
     text = str(verdict(replace(ANSWER, gpus=[gpu]), returncode=0))
     assert len(text.splitlines()) <= 20
     assert text.count("lm_head, train.py:9") == 5

@@ -62,7 +62,9 @@ VISIBLE = 0.004  # of the width
 SHORT, MANY = 0.03, 8  # so many in turn, each of a smaller share of the width, are drawn as one
 
 
-def draw_timeline(run: Run, *, steps: int | None = None, title: str | None = None) -> Picture:
+def draw_timeline(
+    run: Run, *, steps: int | None = None, title: str | None = None, scale_of: Run | None = None
+) -> Picture:
     """Draw the live bytes of a run from event to event, with each step's peaks in a table.
 
     Marked are the peak, and where the run ran out of memory.
@@ -71,6 +73,7 @@ def draw_timeline(run: Run, *, steps: int | None = None, title: str | None = Non
         run: a run with a trace (of this session, not read back from a file).
         steps: a step's number from 1; None: everything, the set-up too.
         title: what the figure shows; None: "Live memory, event by event: <name>".
+        scale_of: a run with a higher peak, for two figures with one vertical scale.
 
     Returns:
         The figure; ``timeline`` has shown it, ``draw_timeline`` has not.
@@ -95,6 +98,7 @@ def draw_timeline(run: Run, *, steps: int | None = None, title: str | None = Non
         limit=("capacity", run.capacity_bytes),
         oom=run.oom,
         steps=steps,
+        highest_bytes=scale_of.trace.peak_bytes if scale_of else 0,
         allocated_bytes=() if run.reserved_bytes is None or run.oom else run.step_peaks_bytes,
         ended=run.mode != "simulated",  # which continues past the failure
     )
@@ -111,13 +115,15 @@ def draw_line(
     limit: tuple[str, int | None] = ("", None),
     oom: OutOfMemory | None = None,
     steps: int | None = None,
+    highest_bytes: int = 0,
     allocated_bytes: Sequence[int] = (),
     ended: bool = True,
 ) -> Picture:
     """Draw a timeline that is not of a `Run`, as `draw_timeline` does.
 
     ``source`` says where it comes from, ``limit`` is a name and the bytes for a line across, and
-    ``oom`` a failed request, with which the line ``ended`` or not. ``allocated_bytes`` are the most
+    ``oom`` a failed request, with which the line ``ended`` or not. The vertical axis reaches above
+    ``highest_bytes``, too. ``allocated_bytes`` are the most
     that the allocator's blocks held in each step.
     """
     whole = pd.DataFrame(line.bytes_by_category, index=line.indices)
@@ -143,7 +149,7 @@ def draw_line(
         axes.set_ylabel("live memory")
         axes.grid(axis="y")
         scale(axes.yaxis, format_bytes)
-        _limit_top(axes, int(totals.max()), *limit)
+        _limit_top(axes, max(int(totals.max()), highest_bytes), *limit)
         _name_phases(axes, phases.loc[window.index])
         _name_steps(axes, line)
         at_end = window.index[-1] == whole.index[-1]
@@ -259,7 +265,7 @@ def _mark_peak(
     axes: Axes, totals: pd.Series, size: str, oom: OutOfMemory | None, ended: bool
 ) -> None:
     """Draw an arrow to the peak; of a run that ended by an out-of-memory error, one to its end."""
-    at, words, colour = totals.idxmax(), f"peak {size}", INK
+    at, words, colour = totals.idxmax(), f"peak {size}".replace(" (", "\n("), INK
     if oom:
         asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"
         moment, colour = f"in step {oom.step}", ALARM

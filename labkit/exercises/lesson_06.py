@@ -1,64 +1,85 @@
-"""Exercises of lesson 06: what checkpointing costs, and a memory target with a price limit."""
+"""Exercises of lesson 06: where checkpointing stops paying, and `checkpoint` written by hand."""
 
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 
+import torch
+
+import labkit as lab
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 
-MOST_PEAK, MOST_EXTRA_FLOPS = 0.60, 0.14
-checkpoint_block = from_notebook("06", "checkpoint_block", globals())
-train_blocks = from_notebook("06", "train_blocks", globals())
+Checkpoint = from_notebook("06", "Checkpoint", globals())
 
 
-def extra_percent():
-    forward = 1.0
-    step = forward + 2 * forward  # backward costs two forwards
-    repeated = 6 / 24 * 0.90 * forward  # the checkpointed share of one forward, once more
-    return 100 * repeated / step
+def blocks_needed():
+    loss_mib, kept_mib, input_mib, gradients_mib = 600, 200, 8, 2000
+    # 600 + 24 × 200 − n × (200 − 8) is where backward begins, and must not exceed 2000.
+    too_much_mib = loss_mib + 24 * kept_mib - gradients_mib
+    return math.ceil(too_much_mib / (kept_mib - input_mib))
 
 
 @check_of(
     "06-1",
-    extra_percent,
-    "Call the arithmetic of one forward pass 1. What does a whole step cost?",
-    "A step is 1 forward + 2 for backward = 3. Which share of the 1 is done once more?",
+    blocks_needed,
+    "The peak is the larger of two moments. Which of them do checkpoints lower?",
+    "Where backward begins, n checkpointed blocks leave 600 + 24 × 200 − n × (200 − 8) MiB. When "
+    "is that no more than 2,000?",
 )
-def check_price(answer):
+def check_blocks(answer):
+    answer = checks.whole_number(answer, "The number of blocks")
     slips = {
-        100 * 6 / 24 * 0.90: "That is the growth of the forward pass alone; backward is part of "
-        "the step too, and costs two forwards.",
-        100 * 6 / 24 / 3: "Not all of the forward pass is in the blocks: 90 % is.",
-        25: "That is the share of the blocks. Which share of a whole step is that?",
+        17: "Backward then begins with 600 + 7 × 200 + 17 × 8 = 2,136 MiB, more than it ends with.",
+        15: "That leaves out the loss, which lies on the blocks' activations.",
+        14: "That leaves out the loss, which lies on the blocks' activations.",
+        24: "All blocks are no better than some: where backward ends, nothing changes.",
     }
-    return checks.expect_number(answer, extra_percent(), rel_tolerance=0.005, slips=slips)
+    return checks.expect_number(answer, blocks_needed(), rel_tolerance=0, slips=slips)
 
 
-def choose(blocks):
-    return blocks[:6]  # half of the price; the last block must not be among them
+def train_blocks(device: str, again: Callable[..., torch.Tensor] | None = None) -> Iterator:
+    """Train twelve blocks, each computed again by ``again`` if it is given."""
+    torch.manual_seed(0)
+    model = lab.model("SmolLM2-tiny", device=device, layers=12, vocab_size=256)
+    for block in model.model.layers if again else ():
+        block.forward = partial(_checkpointed, block.forward, again)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for ids in lab.batches(device=device, batch_size=4, seq_len=256, steps=2):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def _checkpointed(forward, again, hidden, **more):
+    return Checkpoint.apply(partial(forward, **more), again, hidden)
+
+
+def recompute(run, hidden, gradient):
+    hidden = hidden.detach().requires_grad_()
+    with torch.enable_grad():
+        output = run(hidden)
+    output.backward(gradient)
+    return hidden.grad
 
 
 @check_of(
     "06-2",
-    choose,
-    "All 12 blocks cost 26 %. How many cost 14 %? And what is live when backward reaches the first "
-    "block that it computes again?",
-    "Half the blocks, but not the last one: backward reaches it first, while all the others still "
-    "keep what they have.",
+    recompute,
+    "Where does a graph begin, and who records it? A detached input with `requires_grad_()` is its "
+    "leaf, `torch.enable_grad()` records it.",
+    "Run the block, call `backward(gradient)` on its output, and return the leaf's `.grad`.",
 )
-def check_choice(answer):
-    how = {"mode": "measure", "steps": 2}
-    run = checks.run_experiment(train_blocks, choose=partial(checks.call, answer), **how)
+def check_recompute(answer):
+    how = {"mode": "measure"}
+    run = checks.run_experiment(train_blocks, again=partial(checks.call, answer), **how)
     reference = checks.reference_run(train_blocks, **how)
     if problem := checks.same_losses(run, reference):
-        return problem
-    if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
-        if run.flops > reference.flops:
-            problem += " Where do recomputed activations meet those that are still kept?"
-        return problem
-    if problem := checks.arithmetic_limit(run, reference, MOST_EXTRA_FLOPS):
-        return f"{problem} Which blocks could keep what they compute?"
+        return f"{problem} Do the block's weights get gradients, and its input the right one?"
     peak, extra = run.peak_bytes / reference.peak_bytes, run.flops / reference.flops - 1
     return checks.Correct(
-        f"That is right: {peak:.0%} of the peak for {extra:+.1%} arithmetic, equal losses."
+        f"That is right: equal losses, {peak:.0%} of the peak for {extra:+.0%} arithmetic."
     )

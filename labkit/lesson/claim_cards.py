@@ -102,11 +102,15 @@ def counted_rows(run: Run, than: Run) -> list[tuple[str, str]]:
         for each in (run, than):
             precisions.append(str(each.parameters.get("precision", "bf16")))
             flops, sent = {precisions[-1]: each.flops}, {"sent_bytes": each.sent_bytes}
-            bounds.append(seconds_text(least_seconds(gpu, flops, each.moved_bytes, **sent)))
-        text = f"a step takes at least {' against '.join(bounds)}"
+            bound = least_seconds(gpu, flops, each.moved_bytes, **sent)
+            longest = "arithmetic"
+            if bound > least_seconds(gpu, flops, 0):
+                longest = "sending" if bound > least_seconds(gpu, {}, each.moved_bytes) else "bytes"
+            bounds.append(f"{seconds_text(bound)} ({longest})")
+        text = f"at {gpu.name}'s published rates at least {' against '.join(bounds)} a step"
         if "fp32" in precisions:
             text += " (FP32 without TF32, PyTorch's default)"
-        rows.append(("Bound", f"{text}; that does not decide which is faster"))
+        rows.append(("Bound", f"{text}; two lower bounds do not decide which is faster"))
     return rows
 
 

@@ -74,10 +74,10 @@ def test_a_claim_about_seconds_shows_what_is_counted_and_the_bound():
     work, bound = claim_cards.counted_rows(again, kept)
     assert work == ("Counted", "work 1.33 ×, bytes moved 1.25 × (again, over kept)")
     # A T4 moves 320 GB/s, and computes faster than that here.
-    says = "a step takes at least 375 ms against 300 ms"
-    assert bound == ("Bound", f"{says}; that does not decide which is faster")
+    says = "at NVIDIA T4's published rates at least 375 ms (bytes) against 300 ms (bytes) a step"
+    assert bound == ("Bound", f"{says}; two lower bounds do not decide which is faster")
     full = [dataclasses.replace(each, parameters={"precision": "fp32"}) for each in (again, kept)]
-    says = "988 ms against 741 ms (FP32 without TF32, PyTorch's default); that does not decide"
+    says = "988 ms (arithmetic) against 741 ms (arithmetic) a step (FP32 without TF32"
     assert says in claim_cards.counted_rows(*full)[1][1]  # 8.1 TFLOPS, not half of FP16's 65
     on_cpu = dataclasses.replace(kept, device="CPU")
     assert claim_cards.counted_rows(again, on_cpu) == [work]

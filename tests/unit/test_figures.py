@@ -210,9 +210,20 @@ def test_timeline_names_the_tensors_and_the_blocks_that_hold_them():
     run = traced_run(reserved_bytes=GIB, step_peaks_bytes=allocated)
     for step, figure in ((1, draw_timeline(run, steps=1)), (2, draw_timeline(run))):
         tensors, blocks = of_tensors[step - 1], allocated[step - 1]
-        marked = f"peak {format_bytes(tensors)} of tensors ({format_bytes(blocks)} allocated)"
+        marked = f"peak {format_bytes(tensors)} of tensors\n({format_bytes(blocks)} allocated)"
         assert marked in words(figure)
         assert_fits(figure)
+
+
+def test_two_timelines_have_one_scale():
+    small = traced_run()
+    log = TraceBuilder()
+    log.begin_step()
+    log.hold(4 * small.peak_bytes, Category.ACTIVATIONS, Phase.FORWARD)
+    large = traced_run(trace=log.trace())
+    figures = draw_timeline(large), draw_timeline(small, scale_of=large)
+    tops = [figure.axes[0].get_ylim() for figure in figures]
+    assert tops[0] == tops[1] != draw_timeline(small).axes[0].get_ylim()
 
 
 def test_long_traces_are_thinned_without_losing_a_peak():

@@ -2,22 +2,22 @@
 
 from exercise_answers.changed import changed
 
-from labkit.exercises.lesson_06 import choose
+from labkit.exercises.lesson_06 import recompute
 
-FIRST_HALF = "blocks[:6]"
-
+BACKWARD = "    output.backward(gradient)\n    return hidden.grad"
+ONLY_THE_INPUT = "    return torch.autograd.grad(output, hidden, gradient)[0]"
 
 RIGHT = [
-    ("06-1", 7.5),
-    ("06-2", changed(choose, (FIRST_HALF, "blocks[::2]"))),
+    ("06-1", 18.0),
+    ("06-2", changed(recompute, ("output.backward(", "torch.autograd.backward(output, "))),
 ]
 MISTAKES = [
-    ("06-1", 22.5, "forward pass alone"),
-    ("06-1", 8.3333, "Not all of the forward"),
-    ("06-1", 25, "share of the blocks"),
-    ("06-2", changed(choose, (FIRST_HALF, "blocks")), "arithmetic; the limit is"),
-    ("06-2", lambda blocks: 6, "not iterable"),
-    ("06-2", changed(choose, (FIRST_HALF, "blocks[6:]")), "still kept"),
-    ("06-2", changed(choose, (FIRST_HALF, "blocks[1::2]")), "still kept"),
-    ("06-2", changed(choose, (FIRST_HALF, "blocks[:5]")), "target at most"),
+    ("06-1", 17, "2,136 MiB"),
+    ("06-1", 15, "leaves out the loss"),
+    ("06-1", 17.7, "which way do you round"),
+    ("06-1", 24, "no better than some"),
+    ("06-1", 20, "less"),
+    ("06-2", changed(recompute, (BACKWARD, ONLY_THE_INPUT)), "block's weights"),
+    ("06-2", changed(recompute, ("hidden.grad", "gradient")), "block's weights"),
+    ("06-2", changed(recompute, ("torch.enable_grad()", "torch.no_grad()")), "does not require"),
 ]

@@ -300,8 +300,12 @@ SIMULATED_MORE = {
     *("rms_norm", "lstm_cell", "embedding_bag", "median", "vmap", "trace"),
 }
 #: Of these a simulation asks for a value, or has less than the phantom: the CPU's recurrent layers
-#: keep less for the backward pass, and its linear algebra has no workspace of cuBLAS's.
-UNSIMULATED = {"gaussian", "unique", "lstm", "gru", "rnn", "inv", "det", "solve"}
+#: keep less for the backward pass, its linear algebra has no workspace of cuBLAS's, and its
+#: ``segment_reduce`` no room to sum up lengths.
+UNSIMULATED = {
+    *("gaussian", "mask as index", "unique", "lstm", "gru", "rnn", "inv", "det", "solve"),
+    "segment_reduce",
+}
 #: Here the mode makes two or three requests less, of the same bytes at the peak.
 FEWER_REQUESTS = {"prod", "logcumsumexp"}
 

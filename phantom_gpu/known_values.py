@@ -54,7 +54,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 INSIDE_OF_CAST = {aten._euclidean_dist.default, aten._trilinear.default}
 AUTOCAST = {"cuda": torch._C.DispatchKey.AutocastCUDA, "cpu": torch._C.DispatchKey.AutocastCPU}
 #: Programs redirect `torch.empty`: ``with torch.device("cuda")``, DeepSpeed's `zero.Init`.
-_new, _strided = aten.empty.memory_format, aten.empty_strided.default
+_new = aten.empty.memory_format
 #: Shapes of their results depend on values, so the result is made from the twin's.
 SHAPED_BY_VALUES = {
     aten.nonzero.default,
@@ -295,7 +295,7 @@ class KnownValues(TorchDispatchMode):
             return out
         assumed = any(map(self._assumed, tensors))
         if func in SHAPED_BY_VALUES:
-            made = self._shaped(func, args, kwargs, tensors, assumed)
+            made = self._shaped(func, args, kwargs, assumed)
             if made is not None:
                 return made
         out = self._called(func, args, kwargs)
@@ -389,19 +389,27 @@ class KnownValues(TorchDispatchMode):
         # The weak reference keeps the key from being used for another storage.
         self._twins[storage._cdata] = (StorageWeakRef(storage), twin, assumed)
 
-    def _made(self, value: Any, device: torch.device, assumed: bool = False) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        made = _strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        self.remember(made, value, assumed)
-        return made
+    def _shaped(self, func, args, kwargs, assumed) -> Any:
+        """Run an operation whose shape its values decide, which asks for room to sort or to count,
+        and give its results their shapes; return None if nobody knows these."""
+        values = self._values(func, args, kwargs)
+        if values is None:
+            return None
+        if func is aten.repeat_interleave.Tensor:  # else it looks whether a count is negative
+            kwargs = {**kwargs, "output_size": len(values)}
+
+        def fill(made: Any, value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if made.shape != value.shape:  # callers in C++ rely on the order of places
+                    made.resize_(value.numel()).as_strided_(value.shape, value.stride())
+                self.remember(made, value, assumed)
+            return made
+
+        return tree_map(fill, func(*args, **kwargs), values)
 
     @guarded
-    def _shaped(self, func, args, kwargs, tensors, assumed) -> Any:
-        """Return the result of an operation whose shape its values decide."""
-        values = self._on_twins(func, args, kwargs)
-        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-        return tree_map(lambda value: self._made(value, device, assumed), values)
+    def _values(self, func, args, kwargs) -> Any:
+        return self._on_twins(func, args, kwargs)
 
     @guarded
     def _begin(self, tensor: torch.Tensor, *sources: Any) -> None:
@@ -572,10 +580,10 @@ class KnownValues(TorchDispatchMode):
         for index in args[1]:
             if not _is_mask(index):
                 indices.append(index)
-            elif (twin := self.twin(index)) is None:
+            elif self.twin(index) is None:
                 indices += _all_places(index).unbind(1)
             else:
-                indices += [self._made(place, index.device) for place in twin.nonzero().unbind(1)]
+                indices += self._shaped(aten.nonzero.default, (index,), {}, False).unbind(1)
         return (args[0], indices, *args[2:])
 
     @guarded

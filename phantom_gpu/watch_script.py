@@ -696,8 +696,10 @@ def _gpu_report(
     if history.failures:
         request = history.failures[-1]
         stack = [f"{f['filename']}:{f['line']}" for f in request.frames]
-        outside = [line for line in stack if not is_pytorchs(line)][:1]
-        lines = list(dict.fromkeys([*outside, *users_lines(stack)]))
+        outside = [line for line in stack if not is_pytorchs(line)]
+        # Autograd's own thread, in which a backward pass runs, has no line of the script.
+        outside = outside or list(filter(None, [request.tag.line]))
+        lines = list(dict.fromkeys([*outside[:1], *users_lines(outside)]))
         failed = FailedRequest(request.nbytes, _when(request.tag), lines)
     return GpuReport(
         index=device,

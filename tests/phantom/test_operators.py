@@ -111,6 +111,7 @@ OPERATORS = {
     "cosine embedding": lambda: F.cosine_embedding_loss(x(T, C), x(T, C), ones(T)),
     "multi_margin": lambda: F.multi_margin_loss(x(T, C), zeros(T)),
     "poisson": lambda: F.poisson_nll_loss(x(T, C), ones(T, C)),
+    "gaussian": lambda: F.gaussian_nll_loss(x(T, C), ones(T, C), ones(T, C)),
     # norms
     "layer_norm": lambda: F.layer_norm(x(), (C,), x(C), x(C)),
     "rms_norm": lambda: F.rms_norm(x(), (C,), x(C)),
@@ -129,11 +130,17 @@ OPERATORS = {
     "max of a dimension": lambda: x().max(-1).values,
     "median of a dimension": lambda: x().median(-1).values,
     "norm of ones": lambda: x().norm(p=1, dim=-1),
+    "vector_norm": lambda: torch.linalg.vector_norm(x(), dim=-1),
+    "segment_reduce": lambda: torch.segment_reduce(
+        x(T, C), "sum", lengths=zeros(2) + T // 2, unsafe=True
+    ),
     "quantile": lambda: x(T, C).quantile(0.5, dim=-1),
     "renorm": lambda: torch.renorm(x(T, C), 2, 0, 1.0),
     "diff": lambda: x(T, C).diff(),
     # indices
     "index": lambda: x(T, C)[zeros(50)],
+    "mask as index": lambda: x(T, C)[~mask(T)],
+    "unique": lambda: x(T * C) * torch.unique(zeros(T * C), return_inverse=True)[1],
     "index_select": lambda: x(T, C).index_select(0, zeros(50)),
     "gather": lambda: x(T, C).gather(1, zeros(T, 5)),
     "scatter_add": lambda: x(T, C).scatter_add(1, zeros(T, 5), x(T, 5)),
@@ -156,6 +163,7 @@ OPERATORS = {
     "split": lambda: sum(part.sum() for part in x(T, C).split(32)),
     "chunk": lambda: x(T, C).chunk(2, -1)[0] * 2,
     "contiguous": lambda: x().transpose(1, 2).contiguous(),
+    "clone": lambda: x(T, C).clone(),
     "roll": lambda: x(T, C).roll(3, 0),
     "flip": lambda: x(T, C).flip(0),
     "repeat": lambda: x(T, C).repeat(2, 2),
@@ -197,8 +205,15 @@ OPERATORS = {
     "kron": lambda: torch.kron(x(8, 8), x(8, 8)),
     "cross": lambda: torch.linalg.cross(x(T, 3), x(T, 3)),
     "cdist": lambda: torch.cdist(x(B, T, 8), x(B, T, 8)),
+    "cdist by products": lambda: torch.cdist(
+        x(B, T, 64), x(B, T, 64), compute_mode="use_mm_for_euclid_dist"
+    ),
     "pdist": lambda: F.pdist(x(T, 8)),
     "vmap": lambda: torch.vmap(lambda a, b: a @ b)(x(B, T), x(B, T)),
+    "trace": lambda: x(8, 8).trace(),
+    "inv": lambda: torch.linalg.inv(x(8, 8)),
+    "det": lambda: torch.linalg.det(x(8, 8)),
+    "solve": lambda: torch.linalg.solve(x(8, 8), x(8, 2)),
     # attention and cells
     "mha": lambda: attention(),
     "mha without weights": lambda: attention(need_weights=False),
@@ -209,9 +224,15 @@ OPERATORS = {
     "causal sdpa": lambda: heads(is_causal=True, dropout_p=0.1),
     "lstm_cell": lambda: nn.LSTMCell(64, 64)(x(B, 64))[0],
     "gru_cell": lambda: nn.GRUCell(64, 64)(x(B, 64)),
+    "lstm": lambda: nn.LSTM(64, 64, 2, batch_first=True)(x(B, T, 64))[0],
+    "gru": lambda: nn.GRU(64, 64, 2, bidirectional=True)(x(T, B, 64))[0],
+    "rnn": lambda: nn.RNN(64, 64)(x(T, B, 64))[0],
     # complex numbers
     "fft": lambda: torch.fft.fft(x()).abs(),
     "rfft": lambda: torch.fft.rfft(x()).abs(),
+    "stft": lambda: torch.stft(
+        x(4, 8000), 400, window=torch.hann_window(400), return_complex=True
+    ).abs(),
     "complex": lambda: (
         (torch.view_as_complex(x(B, T, 32, 2)) * torch.view_as_complex(x(B, T, 32, 2))).real
     ),
@@ -276,7 +297,14 @@ def all_is_imported():
 #: apart, or puts it together, in another way. None is lower.
 SIMULATED_MORE = {
     *("prod", "prod of a dimension", "cumprod", "bce_logits", "bce_pos_weight", "renorm"),
-    *("rms_norm", "lstm_cell", "embedding_bag", "median", "vmap"),
+    *("rms_norm", "lstm_cell", "embedding_bag", "median", "vmap", "trace"),
+}
+#: Of these a simulation asks for a value, or has less than the phantom: the CPU's recurrent layers
+#: keep less for the backward pass, its linear algebra has no workspace of cuBLAS's, and its
+#: ``segment_reduce`` no room to sum up lengths.
+UNSIMULATED = {
+    *("gaussian", "mask as index", "unique", "lstm", "gru", "rnn", "inv", "det", "solve"),
+    "segment_reduce",
 }
 #: Here the mode makes two or three requests less, of the same bytes at the peak.
 FEWER_REQUESTS = {"prod", "logcumsumexp"}
@@ -297,20 +325,18 @@ def test_an_operator_takes_the_same(name):
         unwatched_bytes, unwatched_requests = measured(build)
     assert peak_bytes == unwatched_bytes
     assert (requests == unwatched_requests) == (name not in FEWER_REQUESTS)
+    if name in UNSIMULATED:
+        return
     difference = simulated(build) - peak_bytes
     assert difference >= 0
     assert (difference > 0) == (name in SIMULATED_MORE), difference
 
 
 #: What inference mode hands to the watch as a whole.
-COMPOSITE = {
-    "lstm": lambda: nn.LSTM(64, 64, 2)(x(5, 3, 64))[0],
-    "gru": lambda: nn.GRU(64, 64)(x(5, 3, 64))[0],
-    **{
-        name: OPERATORS[name]
-        for name in ("rms_norm", "nearest", "bilinear image", "one_hot", "mha", "bf16 loss", "sdpa")
-    },
-}
+COMPOSITE = (
+    *("lstm", "gru", "rms_norm", "nearest", "bilinear image", "one_hot", "mha", "bf16 loss"),
+    "sdpa",
+)
 
 
 def taken(context, build, loss=False):
@@ -331,9 +357,9 @@ def taken(context, build, loss=False):
 
 @pytest.mark.parametrize("name", COMPOSITE)
 def test_inference_mode_takes_the_same(name):
-    watched = taken(torch.inference_mode, COMPOSITE[name])
+    watched = taken(torch.inference_mode, OPERATORS[name])
     with _disable_current_modes():
-        assert watched == taken(torch.inference_mode, COMPOSITE[name])
+        assert watched == taken(torch.inference_mode, OPERATORS[name])
 
 
 @pytest.mark.parametrize("name", ["affine_grid", "lstm_cell", "bilinear", "cdist", "mha", "linear"])

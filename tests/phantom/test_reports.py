@@ -85,6 +85,12 @@ model.gradient_checkpointing_enable()
 ids = torch.ones(1024, 4096, dtype=torch.int64, device="cuda")
 model(input_ids=ids, labels=ids)
 """
+IN_BACKWARD = """
+import torch
+x = torch.ones(5 << 28, device="cuda", requires_grad=True)
+loss = x.exp().sum()
+loss.backward()
+"""
 REPLICAS = """
 import torch
 net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(2)]).cuda()
@@ -174,6 +180,12 @@ def test_a_failed_request_names_the_librarys_line_and_the_scripts(report):
     assert others == ["train.py:11"]
     assert "packages" not in str(found)
     assert "checkpointing" not in {offer.name for offer in found.answers[0].remedies}
+
+
+def test_a_failed_request_of_a_backward_pass_names_its_line(report):
+    found, gpu = report(IN_BACKWARD)
+    assert gpu.failed.when.phase == "backward"
+    assert [found.line(line) for line in gpu.failed.stack] == ["train.py:5"]
 
 
 def test_replicas_of_a_model_have_their_modules_paths(report):

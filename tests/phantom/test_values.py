@@ -60,6 +60,14 @@ def reading(device):
     return x.argmax().item(), x[1].item(), lengths, bool((x > 1).all()), x.tolist(), len(x), same
 
 
+def other_ways_of_reading(device):
+    x = torch.tensor([1, 2, 3], device=device)
+    at, largest = torch.searchsorted(x, x + 1), max(x).item()
+    parts = [len(part) for part in torch.split(torch.arange(6, device=device), x.tolist())]
+    chosen = list(range(5))[x[1]], x.topk(1).values, torch.is_nonzero(x[0]), f"{x.sum():d}"
+    return at, largest, parts, chosen, x.cpu().numpy().tolist(), len(x.repeat_interleave(x))
+
+
 def few_floats(device):
     scale = torch.full((), 65536.0, device=device)
     return scale * 0.5, torch.tensor(3.5, device=device).item(), torch.ones(4, device=device).sum()
@@ -154,6 +162,7 @@ def masked_gradients(device):
         writes_through_views,
         copies,
         reading,
+        other_ways_of_reading,
         few_floats,
         many_floats_of_the_host,
         lengths_of_a_loss,

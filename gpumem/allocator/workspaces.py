@@ -30,7 +30,7 @@ ROCM_BYTES = 128 * MIB  # gfx94x, the AMD GPUs of the catalogue
 LT_BYTES = MIB  # of cuBLASLt, where it does not share cuBLAS's
 _MULTIPLYING = {
     *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
-    *("gemm_4bit", "int8_linear_matmul"),
+    *("gemm_4bit", "int8_linear_matmul", "linalg_inv_ex", "_linalg_det", "_linalg_solve_ex"),
 }
 
 

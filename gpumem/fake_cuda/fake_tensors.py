@@ -20,7 +20,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -81,6 +81,8 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
             push(patch(FakeTensor, "data", _data, create=True))
             push(cuda_autocast_rules())
             push(cuda_attention_choice(gpu))
+            for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+                push(patch(torch._VF, name, _recurrent, create=True))
             for module in _optimizer_modules():
                 push(patch(module, "_default_to_fused_or_foreach", foreach))
         else:
@@ -91,6 +93,13 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
             if not any(name in str(error).lower() for name in ("cuda", "nvidia", "accelerator")):
                 raise
             raise InputError(f"{line_of_error(error)} {NAMES_CUDA}") from error
+
+
+def _recurrent(*args: Any, **kwargs: Any) -> NoReturn:
+    refuse(
+        "runs a recurrent layer, which keeps less for backward on the CPU, where simulations run, "
+        "than on a GPU. Run the script as it is with `labkit phantom`."
+    )
 
 
 def _packs_nothing(*args: Any, **kwargs: Any) -> None:

@@ -23,6 +23,19 @@ def test_another_device_is_refused_with_a_sentence():
         lab.simulate(stubborn, gpu="t4")
 
 
+@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers_are_refused_for_a_gpu(layer):
+    """A GPU's kernels keep more for backward: 24 MB more for two layers of 64."""
+
+    def experiment(device):
+        with torch.device(device):
+            yield layer(8, 8)(torch.ones(4, 2, 8))[0].sum()
+
+    with pytest.raises(lab.InputError, match="recurrent layer.*labkit phantom"):
+        lab.simulate(experiment, gpu="t4", steps=1)
+    lab.simulate(experiment, steps=1)
+
+
 def test_a_model_made_outside_is_left_alone():
     outside = nn.Linear(16, 16)
     before = outside.weight.detach().clone()

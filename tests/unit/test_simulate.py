@@ -31,7 +31,7 @@ def test_recurrent_layers_are_refused_for_a_gpu(layer):
         with torch.device(device):
             yield layer(8, 8)(torch.ones(4, 2, 8))[0].sum()
 
-    with pytest.raises(lab.InputError, match="recurrent layer.*labkit phantom"):
+    with pytest.raises(lab.InputError, match=r"recurrent layer.*labkit phantom"):
         lab.simulate(experiment, gpu="t4", steps=1)
     lab.simulate(experiment, steps=1)
 

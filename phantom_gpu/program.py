@@ -63,7 +63,8 @@ class ModelFacts:
     Attributes:
         name: its class.
         layer, layers: the class of the blocks that repeat, and how many there are.
-        transformers: whether it is one of that library's; ``attention`` is how it attends then.
+        transformers: whether it is one of that library's; ``attention`` is how it attends then,
+            empty where it has no fused one.
         checkpoints, autocasts, quantized: whether it does so already.
         dtype: of most of its weights, ``trained_share`` the part of them that is trained.
         switch: the method that turns checkpointing on; empty if it has none.
@@ -110,6 +111,7 @@ class Program:
         self.recomputes = False
         self.stepped: dict[Place, torch.optim.Optimizer] = {}
         self._last_loader: Place | None = None
+        self._loaders_of: dict[int, Place] = {}  # by what they read, as Accelerate makes its own
         self._inside: set[int] = set()
         self._changes = False  # whether a change is being made now
         self._made: defaultdict[int, list[Place]] = defaultdict(list)
@@ -219,6 +221,8 @@ class Program:
         return made
 
     def _remember(self, made: Any, place: Place) -> None:
+        if place.kind == LOADER:
+            self._loaders_of.setdefault(id(made.dataset), place)
         self._made[id(made)].append(place)
         self._objects[id(made)] = weakref.ref(made)
 
@@ -233,6 +237,8 @@ class Program:
         def iterate(loader: Any) -> Iterator:
             if places := self._places_of(loader):
                 self._last_loader = places[0]
+            else:
+                self._last_loader = self._loaders_of.get(id(loader.dataset), self._last_loader)
             return plain(loader)
 
         kind.__iter__ = iterate
@@ -299,7 +305,7 @@ class Program:
         if not made:  # a part of it may have been
             made = [place for each in model.modules() for place in self._places_of(each)]
         library = next((m for m in model.modules() if hasattr(m, "_supports_sdpa")), None)
-        config = getattr(library, "config", None)
+        chooses = getattr(library, "_supports_sdpa", False)
         layer, layers = repeated(model)
         kinds = {type(each).__name__ for each in (module, *model.modules())}
         sharded = any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in parameters)
@@ -308,7 +314,7 @@ class Program:
             layer=layer,
             layers=layers,
             transformers=library is not None,
-            attention=getattr(config, "_attn_implementation", None) or "",
+            attention=(chooses and library.config._attn_implementation) or "",
             checkpoints=any(getattr(m, "gradient_checkpointing", False) for m in model.modules()),
             switch=checkpoint_switch(model),
             autocasts=torch.is_autocast_enabled("cuda"),

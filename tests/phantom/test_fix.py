@@ -9,7 +9,7 @@ import pytest
 
 from gpumem.inputs import InputError
 from gpumem.units import MIB
-from phantom_gpu.fix import fix
+from phantom_gpu.fix import fix, orders
 from phantom_gpu.largest import largest
 from phantom_gpu.report_records import Effect
 from phantom_gpu.run_script import run_program
@@ -19,10 +19,12 @@ CALLED = {
     "arguments": ("TrainingArguments", "SFTConfig"),
     "loaded": ("from_pretrained",),
     "moved": ("to", "cuda"),
-    "optimizer": ("AdamW", "SGD"),
+    "optimizer": ("AdamW", "RMSprop", "SGD"),
     "loader": ("DataLoader",),
     "ddp": ("DistributedDataParallel",),
     "trl": ("SFTTrainer",),
+    "accelerator": ("Accelerator",),
+    "lightning": ("Trainer",),
 }
 LOOP = """
 for batch in DataLoader(torch.rand(64, 1024), batch_size=16):
@@ -64,21 +66,68 @@ for batch in DataLoader(torch.randint(0, 50000, (64, 512)), batch_size=8):
     optimizer.step()
     optimizer.zero_grad()
 """
-TRAINER = """
+LLAMA = """
 import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 shape = {"num_attention_heads": 4, "vocab_size": 8000, "num_hidden_layers": 4}
 config = LlamaConfig(hidden_size=512, intermediate_size=1376, **shape)
 config.architectures = ["LlamaForCausalLM"]
 config.save_pretrained("tiny")
 model = AutoModelForCausalLM.from_pretrained("tiny", dtype=torch.float32)
+"""
+TRAINER = (
+    LLAMA
+    + """
+from datasets import Dataset
+from transformers import Trainer, TrainingArguments
+
 rows = Dataset.from_dict({"input_ids": [[1] * 512] * 64, "labels": [[1] * 512] * 64})
 settings = {"max_steps": 4, "report_to": "none", "save_strategy": "no"}
 arguments = TrainingArguments("out", per_device_train_batch_size=8, **settings)
 Trainer(model, arguments, train_dataset=rows).train()
 """
+)
+ACCELERATE = (
+    LLAMA
+    + """
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+rows = DataLoader(torch.randint(0, 8000, (64, 512)), batch_size=8)
+model, optimizer, rows = accelerator.prepare(model, optimizer, rows)
+model.train()
+for batch in rows:
+    accelerator.backward(model(input_ids=batch, labels=batch).loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+LIGHTNING = (
+    LLAMA
+    + """
+import pytorch_lightning
+from torch.utils.data import DataLoader
+
+class Module(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, index):
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+rows = DataLoader(torch.randint(0, 8000, (64, 512)), batch_size=8)
+settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = pytorch_lightning.Trainer(max_steps=6, **settings)
+trainer.fit(Module(), rows)
+"""
+)
 SFT = """
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
@@ -192,6 +241,28 @@ def with_lines(text, offers):
     return "import bitsandbytes, torch, transformers\n" + ast.unparse(tree)
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [(ACCELERATE, {"accelerator", "loader"}), (LIGHTNING, {"lightning", "loader"})],
+    ids=["accelerate", "lightning"],
+)
+def test_a_librarys_own_arguments_are_changed(run, text, kinds):
+    """All other remedies of these libraries are tried at night."""
+    plain, _ = run(text)
+    assert plain.fits, str(plain)
+    [answer] = plain.answers
+    seen = set()
+    for offer in answer.remedies:
+        if offer.name not in ("autocast", "half-rows"):
+            continue
+        seen |= {edit.place.kind for edit in offer.edits}
+        tried, _ = run(text, trials=orders([offer]))
+        written, _ = run(with_lines(text, [offer]))
+        assert tried.peak_reserved_bytes == written.peak_reserved_bytes, offer
+        assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes, offer
+    assert kinds <= seen
+
+
 def check_each(found, rerun):
     assert found.first.fits
     assert found.chosen is None
@@ -217,14 +288,26 @@ def test_each_remedy_takes_what_the_script_with_its_lines_takes(fixed):
         (SFT, {"lora", "half-rows"}, {}),
         (RESNET, {"half-rows", "autocast", "fused-optimizer"}, {}),
         (VIT, {"checkpointing", "half-rows", "autocast"}, {}),
+        (ACCELERATE, {"autocast", "half-rows", "checkpointing", "8bit-adam", "lora"}, {}),
+        (LIGHTNING, {"autocast", "half-rows", "checkpointing", "8bit-adam", "lora"}, {}),
         (TWO_GPUS, {"bucket-views"}, {"launch": LAUNCH, "gpus": 2}),
     ],
-    ids=["gpt2", "trainer", "sft", "resnet", "vit", "ddp"],
+    ids=["gpt2", "trainer", "sft", "resnet", "vit", "accelerate", "lightning", "ddp"],
 )
 def test_each_remedy_of_a_library_takes_what_the_script_with_its_lines_takes(
     fixed, text, offered, options
 ):
     assert offered <= check_each(*fixed(text, **options))
+
+
+@pytest.mark.nightly
+def test_one_update_after_the_other_makes_no_temporaries_of_all_weights(fixed):
+    found, rerun = fixed(BLOCKS.replace("AdamW", "RMSprop").replace("2048", "64"))
+    [trial] = [each for each in found.helpful if each.remedies[0].name == "one-by-one"]
+    assert rerun(trial).peak_reserved_bytes == trial.reserved_bytes
+    weights_bytes = 4 * (2 * 1024 * 4096 + 4096 + 1024) * 4
+    saved_bytes = found.plain.allocated_bytes - trial.allocated_bytes
+    assert saved_bytes == pytest.approx(weights_bytes, rel=0.2)  # but the one that it works on
 
 
 def test_what_is_chosen_is_the_mildest_that_fits_and_is_tried_on_the_gpu_itself(fixed):

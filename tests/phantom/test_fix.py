@@ -1,7 +1,5 @@
 """Remedies are tried on the script itself, and a script with their lines takes what was said."""
 
-import ast
-import itertools
 import sys
 import textwrap
 
@@ -13,19 +11,8 @@ from phantom_gpu.fix import fix, orders
 from phantom_gpu.largest import largest
 from phantom_gpu.report_records import Effect
 from phantom_gpu.run_script import run_program
+from phantom_gpu.write_edits import written
 
-#: What is called at the kinds of places.
-CALLED = {
-    "arguments": ("TrainingArguments", "SFTConfig"),
-    "loaded": ("from_pretrained",),
-    "moved": ("to", "cuda"),
-    "optimizer": ("AdamW", "RMSprop", "SGD"),
-    "loader": ("DataLoader",),
-    "ddp": ("DistributedDataParallel",),
-    "trl": ("SFTTrainer",),
-    "accelerator": ("Accelerator",),
-    "lightning": ("Trainer",),
-}
 LOOP = """
 for batch in DataLoader(torch.rand(64, 1024), batch_size=16):
     model(batch.cuda()).square().mean().backward()
@@ -194,11 +181,11 @@ def fixed(tmp_path):
         found = fix(command, gpu=gpu, **options, **quiet)
 
         def rerun(trial, steps=0):
-            written = tmp_path / "written.py"
-            written.write_text(with_lines(script.read_text(), trial.remedies))
+            mended = tmp_path / "mended.py"
+            mended.write_text(written(script.read_text(), trial.remedies))
             grow = any(offer.name == "expandable-segments" for offer in trial.remedies)
             return run_program(
-                [sys.executable, *launch, str(written)],
+                [sys.executable, *launch, str(mended)],
                 gpu=gpu,
                 gpus=options.get("gpus", 1),
                 steps=steps,
@@ -209,36 +196,6 @@ def fixed(tmp_path):
         return found, rerun
 
     return fixed
-
-
-def with_lines(text, offers):
-    """Write what each offer says into a script."""
-    tree = ast.parse(text)
-    for edit in itertools.chain.from_iterable(offer.edits for offer in offers):
-        if edit.how == "variable":
-            continue
-        line = int(edit.line.rpartition(":")[2])
-        if edit.how == "after":
-            blocks = [node.body for node in ast.walk(tree) if hasattr(node, "body")]
-            blocks = [block for block in blocks if isinstance(block, list)]  # a lambda's is none
-            body = [b for b in blocks if any(s.lineno <= line <= s.end_lineno for s in b)][-1]
-            place = max(n for n, each in enumerate(body) if each.lineno <= line)
-            body[place + 1 : place + 1] = ast.parse(edit.code).body
-            continue
-        [call] = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call)
-            and node.lineno <= line <= node.end_lineno
-            and ast.unparse(node.func).rpartition(".")[2] in CALLED[edit.place.kind]
-        ]
-        if edit.how == "class":
-            call.func = ast.parse(edit.code, mode="eval").body
-            continue
-        keywords = ast.parse(f"f({edit.code})", mode="eval").body.keywords
-        names = {keyword.arg for keyword in keywords}
-        call.keywords = [k for k in call.keywords if k.arg not in names] + keywords
-    return "import bitsandbytes, torch, transformers\n" + ast.unparse(tree)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +214,8 @@ def test_a_librarys_own_arguments_are_changed(run, text, kinds):
             continue
         seen |= {edit.place.kind for edit in offer.edits}
         tried, _ = run(text, trials=orders([offer]))
-        written, _ = run(with_lines(text, [offer]))
-        assert tried.peak_reserved_bytes == written.peak_reserved_bytes, offer
+        mended, _ = run(written(text, [offer]))
+        assert tried.peak_reserved_bytes == mended.peak_reserved_bytes, offer
         assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes, offer
     assert kinds <= seen
 
@@ -280,6 +237,7 @@ def test_each_remedy_takes_what_the_script_with_its_lines_takes(fixed):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)  # some thirty programs each
 @pytest.mark.parametrize(
     ("text", "offered", "options"),
     [

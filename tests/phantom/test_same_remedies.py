@@ -1,0 +1,80 @@
+"""A technique takes the same by a recipe's field and by a remedy that is tried on its script."""
+
+import sys
+
+import pytest
+
+import labkit as lab
+from gpumem.estimation.script import script
+from gpumem.estimation.technique_names import KNOWN
+from gpumem.hardware import catalogue
+from labkit.cheat_sheet import TECHNIQUES
+from phantom_gpu.fix import orders
+from phantom_gpu.run_script import run_program
+
+pytestmark = pytest.mark.nightly
+GPU, MODEL = "a100-80gb", "SmolLM2-135M"
+OWN_BATCHES = """\
+for step in range(1, args.steps + 1):
+    ids = rows[torch.randint(len(rows), (BATCH_SIZE,))].to(device)
+"""
+LOADED_BATCHES = """\
+for step, ids in enumerate(torch.utils.data.DataLoader(rows, BATCH_SIZE)):
+    ids = ids.to(device)
+"""
+#: What is not the same, by the share of what is reserved that it may differ by, and why.
+DIFFERENT = {}
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """Run the script of a recipe with a remedy; return what it reserves, and the remedies."""
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "my.txt").write_text("word " * 100_000)
+
+    def tried(recipe, *offers):
+        text = script(recipe, model=MODEL)
+        assert OWN_BATCHES in text
+        (folder / "train.py").write_text(text.replace(OWN_BATCHES, LOADED_BATCHES))
+        command = [sys.executable, "train.py", "my.txt"]
+        report = run_program(
+            command, gpu=GPU, steps=3, trials=orders(offers), cwd=folder, stdout=sys.stderr
+        )
+        assert report.fits, str(report)
+        return report.peak_reserved_bytes, report.answers[0].remedies
+
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("fields", "known"),
+    [
+        (
+            {"attention": "eager"},
+            {
+                *("fused-attention", "checkpointing", "half-rows", "chunked-loss", "autocast"),
+                *("step-in-backward", "offload-activations", "bf16", "8bit-adam", "adafactor"),
+            },
+        ),
+        ({"precision": "bf16", "checkpointing": True}, {"lora", "qlora"}),
+    ],
+    ids=["fp32", "bf16"],
+)
+def test_a_technique_takes_the_same_by_recipe_and_by_remedy(tried, fields, known):
+    recipe, gpu = lab.Recipe(batch_size=4, seq_len=512, **fields), catalogue.gpu(GPU)
+    plain_bytes, offers = tried(recipe)
+    assert plain_bytes == lab.estimate(MODEL, gpu=gpu, recipe=recipe).run.reserved_bytes
+    by_name = {technique.name: technique for technique in TECHNIQUES}
+    compared, wrong = set(), []
+    for offer in offers:
+        if offer.name not in known:
+            continue
+        changed = by_name[KNOWN[offer.name].name].change(recipe, gpu)
+        expected_bytes = lab.estimate(MODEL, gpu=gpu, recipe=changed).run.reserved_bytes
+        tried_bytes, _ = tried(recipe, offer)
+        compared.add(offer.name)
+        share, cause = DIFFERENT.get(offer.name, (0, ""))
+        if abs(tried_bytes - expected_bytes) > share * expected_bytes:
+            wrong.append(f"{offer.name}: {tried_bytes / expected_bytes - 1:+.2%} {cause}")
+    assert compared == known
+    assert wrong == []

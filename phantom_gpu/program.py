@@ -10,6 +10,7 @@ Limits: batches that a program cuts itself, and attention that it writes itself,
 import functools
 import importlib.util
 import inspect
+import operator
 import sys
 import weakref
 from collections import defaultdict
@@ -69,6 +70,7 @@ class ModelFacts:
         dtype: of most of its weights, ``trained_share`` the part of them that is trained.
         switch: the method that turns checkpointing on; empty if it has none.
         chunks: whether its loss can be computed a piece at a time.
+        training: whether it is in training mode. What transformers loads is not, and trains so.
         parallel: whether FSDP, DeepSpeed or a tensor of several ranks holds its weights.
         whole_numbers: whether its inputs are.
         made: where it was loaded, moved to the GPU, or both.
@@ -86,6 +88,7 @@ class ModelFacts:
     dtype: str
     trained_share: float
     chunks: bool
+    training: bool
     parallel: bool
     whole_numbers: bool
     made: tuple[Place, ...]
@@ -264,7 +267,7 @@ class Program:
 
         @functools.wraps(plain)
         def call(module: torch.nn.Module, *given: Any, **options: Any) -> Any:
-            if module.training and torch.is_grad_enabled() and module not in self._seen:
+            if module not in self._seen and may_train(module):
                 self._seen.add(module)
                 inner = unwrapped(module)
                 for change in self._trials.get(Place(MODEL, type(inner).__name__), ()):
@@ -276,10 +279,11 @@ class Program:
     # --- what is known -------------------------------------------------------------------------
 
     def trains(self, module: torch.nn.Module, inputs: Any) -> None:
-        """Note that a training pass of the outermost ``module`` begins."""
+        """Note that a pass of the outermost ``module`` begins, which `may_train`."""
         self.trained_from = self.trained_from or self._last_loader
         model = unwrapped(module)
-        if type(model).__name__ not in self.models:
+        known = self.models.get(type(model).__name__)
+        if known is None or (model.training and not known.training):
             self.models[type(model).__name__] = self._facts(module, model, inputs)
 
     def steps(self, optimizer: torch.optim.Optimizer) -> None:
@@ -288,8 +292,9 @@ class Program:
             self.stepped.setdefault(place, optimizer)
 
     def main_model(self) -> ModelFacts | None:
-        """Return the largest model that was trained."""
-        return max(self.models.values(), key=lambda facts: facts.parameters, default=None)
+        """Return the largest model that was trained, of those in training mode if there are any."""
+        order = operator.attrgetter("training", "parameters")
+        return max(self.models.values(), key=order, default=None)
 
     def first(self, *kinds: str) -> Place | None:
         """Return the first place of these kinds that the program came to."""
@@ -322,6 +327,7 @@ class Program:
             dtype=str(max(dtypes, key=dtypes.__getitem__, default="")).removeprefix("torch."),
             trained_share=sum(p.numel() for p in parameters if p.requires_grad) / max(numbers, 1),
             chunks=has_chunked_loss(model),
+            training=model.training,
             parallel=sharded or "FullyShardedDataParallel" in kinds or "DeepSpeedEngine" in kinds,
             whole_numbers=not any(t.is_floating_point() for t in tensors_in(inputs)),
             made=tuple(dict.fromkeys(made)),
@@ -353,6 +359,11 @@ def _named(signature: inspect.Signature, given: tuple, options: dict[str, Any]) 
         named |= value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
     named.pop(next(iter(signature.parameters)))
     return named
+
+
+def may_train(module: torch.nn.Module) -> bool:
+    """Return whether a pass that begins now can be one of training, whatever the module's mode."""
+    return torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -1,10 +1,12 @@
 """Remedies are tried on the script itself, and a script with their lines takes what was said."""
 
+import json
 import sys
 import textwrap
 
 import pytest
 
+from benchmarks import fit
 from gpumem.inputs import InputError
 from gpumem.units import MIB
 from phantom_gpu.fix import fix, orders
@@ -335,3 +337,14 @@ def test_the_largest_value_of_an_argument_is_found(tmp_path):
 def test_an_argument_that_cannot_be_varied_is_refused(words, argument, says):
     with pytest.raises(InputError, match=says):
         largest(words, [argument], gpu="t4")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("example", fit.SCRIPTS, ids=lambda example: example.file)
+def test_scripts_that_were_made_to_fit_take_what_their_page_says(run, example):
+    record = json.loads(fit.RECORD.read_text(encoding="utf-8"))[example.file]
+    before, _ = run(fit.source(example), gpu=example.gpu)
+    assert before.fits is False
+    after, _ = run(record["written"], gpu=example.gpu, steps=3)
+    assert after.fits
+    assert after.peak_reserved_bytes == record["reserved_bytes"]

@@ -9,8 +9,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import torch
-
 from gpumem.inputs import InputError
 from phantom_gpu.report_records import (
     ACCELERATOR,
@@ -31,7 +29,10 @@ _CALLED = {
     ARGUMENTS: ("TrainingArguments", "SFTConfig"),
     LOADED: ("from_pretrained",),
     MOVED: ("to", "cuda"),
-    OPTIMIZER: tuple(vars(torch.optim)),
+    OPTIMIZER: (
+        *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon"),
+        *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+    ),
     LOADER: ("DataLoader",),
     DDP: ("DistributedDataParallel", "DDP"),
     TRL: ("SFTTrainer",),

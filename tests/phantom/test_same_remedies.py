@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 import labkit as lab
 from gpumem.estimation.script import script
@@ -12,8 +14,8 @@ from labkit.cheat_sheet import TECHNIQUES
 from phantom_gpu.fix import orders
 from phantom_gpu.run_script import run_program
 
-pytestmark = pytest.mark.nightly
-GPU, MODEL = "a100-80gb", "SmolLM2-135M"
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # fifteen programs
+GPU = "a100-80gb"
 OWN_BATCHES = """\
 for step in range(1, args.steps + 1):
     ids = rows[torch.randint(len(rows), (BATCH_SIZE,))].to(device)
@@ -27,13 +29,27 @@ DIFFERENT = {}
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory):
+def model(tmp_path_factory):
+    """A small Llama's folder, with a tokenizer and no weights."""
+    folder = tmp_path_factory.mktemp("model")
+    shape = {"num_attention_heads": 8, "vocab_size": 16384, "num_hidden_layers": 4}
+    config = LlamaConfig(hidden_size=512, intermediate_size=1376, **shape)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({"[unk]": 0, "word": 1}, unk_token="[unk]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[unk]").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tried(model, tmp_path_factory):
     """Run the script of a recipe with a remedy; return what it reserves, and the remedies."""
     folder = tmp_path_factory.mktemp("recipes")
-    (folder / "my.txt").write_text("word " * 100_000)
+    (folder / "my.txt").write_text("word " * 20_000)
 
     def tried(recipe, *offers):
-        text = script(recipe, model=MODEL)
+        text = script(recipe, model=model)
         assert OWN_BATCHES in text
         (folder / "train.py").write_text(text.replace(OWN_BATCHES, LOADED_BATCHES))
         command = [sys.executable, "train.py", "my.txt"]
@@ -60,17 +76,17 @@ def tried(tmp_path_factory):
     ],
     ids=["fp32", "bf16"],
 )
-def test_a_technique_takes_the_same_by_recipe_and_by_remedy(tried, fields, known):
+def test_a_technique_takes_the_same_by_recipe_and_by_remedy(model, tried, fields, known):
     recipe, gpu = lab.Recipe(batch_size=4, seq_len=512, **fields), catalogue.gpu(GPU)
     plain_bytes, offers = tried(recipe)
-    assert plain_bytes == lab.estimate(MODEL, gpu=gpu, recipe=recipe).run.reserved_bytes
+    assert plain_bytes == lab.estimate(model, gpu=gpu, recipe=recipe).run.reserved_bytes
     by_name = {technique.name: technique for technique in TECHNIQUES}
     compared, wrong = set(), []
     for offer in offers:
         if offer.name not in known:
             continue
         changed = by_name[KNOWN[offer.name].name].change(recipe, gpu)
-        expected_bytes = lab.estimate(MODEL, gpu=gpu, recipe=changed).run.reserved_bytes
+        expected_bytes = lab.estimate(model, gpu=gpu, recipe=changed).run.reserved_bytes
         tried_bytes, _ = tried(recipe, offer)
         compared.add(offer.name)
         share, cause = DIFFERENT.get(offer.name, (0, ""))

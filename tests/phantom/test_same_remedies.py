@@ -24,8 +24,9 @@ LOADED_BATCHES = """\
 for step, ids in enumerate(torch.utils.data.DataLoader(rows, BATCH_SIZE)):
     ids = ids.to(device)
 """
-#: What is not the same, by the share of what is reserved that it may differ by, and why.
-DIFFERENT = {}
+#: Where the estimate is not of what the recipe's own script reserves, the share by which it may be
+#: off, and the script decides: weights of 4 bits, which the estimate does not load from a file.
+OFF = {"qlora": 0.02}
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +86,15 @@ def test_a_technique_takes_the_same_by_recipe_and_by_remedy(model, tried, fields
     for offer in offers:
         if offer.name not in known:
             continue
+        compared.add(offer.name)
         changed = by_name[KNOWN[offer.name].name].change(recipe, gpu)
         expected_bytes = lab.estimate(model, gpu=gpu, recipe=changed).run.reserved_bytes
         tried_bytes, _ = tried(recipe, offer)
-        compared.add(offer.name)
-        share, cause = DIFFERENT.get(offer.name, (0, ""))
-        if abs(tried_bytes - expected_bytes) > share * expected_bytes:
-            wrong.append(f"{offer.name}: {tried_bytes / expected_bytes - 1:+.2%} {cause}")
+        if offer.name in OFF:
+            own_bytes, _ = tried(changed)
+            assert own_bytes == pytest.approx(expected_bytes, rel=OFF[offer.name])
+            expected_bytes = own_bytes
+        if tried_bytes != expected_bytes:
+            wrong.append(f"{offer.name}: {tried_bytes / expected_bytes - 1:+.2%}")
     assert compared == known
     assert wrong == []

@@ -41,7 +41,7 @@ endif
 # Tests take the small model from its package, so that they neither wait for a hub nor vary with it.
 test-lessons test-code test-fast test-all: export HF_HUB_OFFLINE = 1
 
-.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom test-phantom test-phantom-all scripts silicon lint form format constraints site map picture links clean
+.PHONY: help course lab test test-lessons test-code test-fast test-all test-colab phantom kernel test-phantom test-phantom-all scripts silicon lint form format constraints site map picture links clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,13 @@ test-colab: $(COLAB)/.built ## Lessons and widgets with Colab's versions, its ol
 		$(COLAB)/bin/python -m pytest -n 2 --dist worksteal $(COLAB_TESTS)
 
 phantom: $(PHANTOM)/.built ## Build .venv-phantom: PyTorch's CUDA build, for GPUs that are not there
+
+# Where .venv has PyTorch's CUDA build, that serves; where it has a CPU build, .venv-phantom's.
+GPU ?= t4
+kernel: $(STAMP) ## Add a kernel to Jupyter whose GPU is a phantom: make kernel [GPU=t4]
+	$(BIN)/python -c "import sys, torch; sys.exit(not torch.version.cuda)" || $(MAKE) phantom
+	python="$$($(BIN)/python -c 'from phantom_gpu.command_line import phantom_python as p; print(p())')" && \
+		"$$python" -m labkit phantom --gpu $(GPU) --install-kernel
 
 # PyTorch's own CUDA code judges labkit, on stub libraries. Linux on x86-64 only.
 test-phantom: export HF_HUB_OFFLINE = 1

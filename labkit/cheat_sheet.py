@@ -25,6 +25,7 @@ from gpumem.estimation.estimate import estimate
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.recipes_to_try import changes
 from gpumem.estimation.search import link_and_bound
+from gpumem.estimation.technique_names import KNOWN
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.figures import html_pages
 from gpumem.hardware import catalogue
@@ -78,9 +79,11 @@ def _changed(recipe: Recipe, gpu: Gpu, *, fields: Mapping[str, Any]) -> Recipe:
     return recipe.but(**fields)
 
 
-def _read(recipe: Mapping[str, Any] | None = None, **entry: Any) -> Technique:
+def _read(
+    recipe: Mapping[str, Any] | None = None, known: str = "", name: str = "", **entry: Any
+) -> Technique:
     change = None if recipe is None else functools.partial(_changed, fields=recipe)
-    return Technique(change=change, **entry)
+    return Technique(change=change, name=KNOWN[known].name if known else name, **entry)
 
 
 _FILE = Path(__file__).with_name("techniques.toml")

@@ -204,7 +204,7 @@ def fix(
         last = run_program(
             command,
             budget_bytes=budget_bytes,
-            trials=search.orders(search.chosen.remedies),
+            trials=orders(search.chosen.remedies),
             **whole,
             **(asked | search.allocator(search.chosen.remedies)),
         )
@@ -335,7 +335,7 @@ class _Search:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         options = self.asked | self.allocator(offers) | quiet
         return run_program(
-            self.command, gpu=roomy, steps=self.steps, trials=self.orders(offers), **options
+            self.command, gpu=roomy, steps=self.steps, trials=orders(offers), **options
         )
 
     def _say(self, what: str, trial: Trial) -> None:
@@ -347,12 +347,13 @@ class _Search:
         names = [offer.name for offer in offers]
         return {"expandable_segments": True} if EXPANDABLE in names else {}
 
-    @staticmethod
-    def orders(offers: Iterable[Offer]) -> list[tuple[str, list[tuple[str, str]]]]:
-        return [
-            (offer.name, [tuple(place) for place in dict.fromkeys(e.place for e in offer.edits)])
-            for offer in offers
-        ]
+
+def orders(offers: Iterable[Offer]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the ``trials`` of `run_program` that are these remedies."""
+    return [
+        (offer.name, [tuple(place) for place in dict.fromkeys(e.place for e in offer.edits)])
+        for offer in offers
+    ]
 
 
 def _trial(offers: tuple[Offer, ...], report: FitReport) -> Trial:

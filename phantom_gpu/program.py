@@ -10,6 +10,7 @@ Limits: batches that a program cuts itself, and attention that it writes itself,
 import functools
 import importlib.util
 import inspect
+import operator
 import sys
 import weakref
 from collections import defaultdict
@@ -63,11 +64,13 @@ class ModelFacts:
     Attributes:
         name: its class.
         layer, layers: the class of the blocks that repeat, and how many there are.
-        transformers: whether it is one of that library's; ``attention`` is how it attends then.
+        transformers: whether it is one of that library's; ``attention`` is how it attends then,
+            empty where it has no fused one.
         checkpoints, autocasts, quantized: whether it does so already.
         dtype: of most of its weights, ``trained_share`` the part of them that is trained.
         switch: the method that turns checkpointing on; empty if it has none.
         chunks: whether its loss can be computed a piece at a time.
+        training: whether it is in training mode. What transformers loads is not, and trains so.
         parallel: whether FSDP, DeepSpeed or a tensor of several ranks holds its weights.
         whole_numbers: whether its inputs are.
         made: where it was loaded, moved to the GPU, or both.
@@ -85,6 +88,7 @@ class ModelFacts:
     dtype: str
     trained_share: float
     chunks: bool
+    training: bool
     parallel: bool
     whole_numbers: bool
     made: tuple[Place, ...]
@@ -110,6 +114,7 @@ class Program:
         self.recomputes = False
         self.stepped: dict[Place, torch.optim.Optimizer] = {}
         self._last_loader: Place | None = None
+        self._loaders_of: dict[int, Place] = {}  # by what they read, as Accelerate makes its own
         self._inside: set[int] = set()
         self._changes = False  # whether a change is being made now
         self._made: defaultdict[int, list[Place]] = defaultdict(list)
@@ -219,6 +224,8 @@ class Program:
         return made
 
     def _remember(self, made: Any, place: Place) -> None:
+        if place.kind == LOADER:
+            self._loaders_of.setdefault(id(made.dataset), place)
         self._made[id(made)].append(place)
         self._objects[id(made)] = weakref.ref(made)
 
@@ -233,6 +240,8 @@ class Program:
         def iterate(loader: Any) -> Iterator:
             if places := self._places_of(loader):
                 self._last_loader = places[0]
+            else:
+                self._last_loader = self._loaders_of.get(id(loader.dataset), self._last_loader)
             return plain(loader)
 
         kind.__iter__ = iterate
@@ -258,7 +267,7 @@ class Program:
 
         @functools.wraps(plain)
         def call(module: torch.nn.Module, *given: Any, **options: Any) -> Any:
-            if module.training and torch.is_grad_enabled() and module not in self._seen:
+            if module not in self._seen and may_train(module):
                 self._seen.add(module)
                 inner = unwrapped(module)
                 for change in self._trials.get(Place(MODEL, type(inner).__name__), ()):
@@ -270,10 +279,11 @@ class Program:
     # --- what is known -------------------------------------------------------------------------
 
     def trains(self, module: torch.nn.Module, inputs: Any) -> None:
-        """Note that a training pass of the outermost ``module`` begins."""
+        """Note that a pass of the outermost ``module`` begins, which `may_train`."""
         self.trained_from = self.trained_from or self._last_loader
         model = unwrapped(module)
-        if type(model).__name__ not in self.models:
+        known = self.models.get(type(model).__name__)
+        if known is None or (model.training and not known.training):
             self.models[type(model).__name__] = self._facts(module, model, inputs)
 
     def steps(self, optimizer: torch.optim.Optimizer) -> None:
@@ -282,8 +292,9 @@ class Program:
             self.stepped.setdefault(place, optimizer)
 
     def main_model(self) -> ModelFacts | None:
-        """Return the largest model that was trained."""
-        return max(self.models.values(), key=lambda facts: facts.parameters, default=None)
+        """Return the largest model that was trained, of those in training mode if there are any."""
+        order = operator.attrgetter("training", "parameters")
+        return max(self.models.values(), key=order, default=None)
 
     def first(self, *kinds: str) -> Place | None:
         """Return the first place of these kinds that the program came to."""
@@ -299,7 +310,7 @@ class Program:
         if not made:  # a part of it may have been
             made = [place for each in model.modules() for place in self._places_of(each)]
         library = next((m for m in model.modules() if hasattr(m, "_supports_sdpa")), None)
-        config = getattr(library, "config", None)
+        chooses = getattr(library, "_supports_sdpa", False)
         layer, layers = repeated(model)
         kinds = {type(each).__name__ for each in (module, *model.modules())}
         sharded = any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in parameters)
@@ -308,7 +319,7 @@ class Program:
             layer=layer,
             layers=layers,
             transformers=library is not None,
-            attention=getattr(config, "_attn_implementation", None) or "",
+            attention=(chooses and library.config._attn_implementation) or "",
             checkpoints=any(getattr(m, "gradient_checkpointing", False) for m in model.modules()),
             switch=checkpoint_switch(model),
             autocasts=torch.is_autocast_enabled("cuda"),
@@ -316,6 +327,7 @@ class Program:
             dtype=str(max(dtypes, key=dtypes.__getitem__, default="")).removeprefix("torch."),
             trained_share=sum(p.numel() for p in parameters if p.requires_grad) / max(numbers, 1),
             chunks=has_chunked_loss(model),
+            training=model.training,
             parallel=sharded or "FullyShardedDataParallel" in kinds or "DeepSpeedEngine" in kinds,
             whole_numbers=not any(t.is_floating_point() for t in tensors_in(inputs)),
             made=tuple(dict.fromkeys(made)),
@@ -347,6 +359,11 @@ def _named(signature: inspect.Signature, given: tuple, options: dict[str, Any]) 
         named |= value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
     named.pop(next(iter(signature.parameters)))
     return named
+
+
+def may_train(module: torch.nn.Module) -> bool:
+    """Return whether a pass that begins now can be one of training, whatever the module's mode."""
+    return torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gpumem.estimation.recipe import LORA_RANK
+from gpumem.estimation.technique_names import KNOWN
 from phantom_gpu.program import (
     Call,
     ModelFacts,
@@ -327,7 +328,10 @@ def _qlora(call: Call, program: Program) -> None:
     from transformers import BitsAndBytesConfig
 
     call.named["quantization_config"] = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=_autocast_dtype(),
     )
     call.after.append(_adapters)
 
@@ -336,9 +340,15 @@ _LORA_CODE = f"""\
 from peft import LoraConfig, get_peft_model
 
 model = get_peft_model(model, {_LORA})"""
-_QLORA_CODE = """\
+
+
+def _qlora_code(*_: Any) -> str:
+    return f"""\
 quantization_config=transformers.BitsAndBytesConfig(
-    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype={_autocast_dtype()},
 )"""
 
 
@@ -461,6 +471,16 @@ def _updates_by_many_kernels(program: Program, _: ModelFacts) -> bool:
     return all(not g.get("fused") and g.get("foreach") is None for g in optimizer.param_groups)
 
 
+def _updates_all_at_once(program: Program, model: ModelFacts) -> bool:
+    """Return whether the update makes temporary tensors for all weights, and no kernel spares them:
+    torch's default on CUDA, `torch.optim.Optimizer`'s ``foreach``."""
+    if len(program.stepped) != 1 or _updates_by_many_kernels(program, model):
+        return False
+    [optimizer] = program.stepped.values()
+    groups = optimizer.param_groups
+    return all(g.get("foreach", False) is not False and not g.get("fused") for g in groups)
+
+
 def _has_a_plain_loop(program: Program, model: ModelFacts) -> bool:
     return not (program.first(ARGUMENTS, LIGHTNING, ACCELERATOR, DDP) or model.parallel)
 
@@ -476,6 +496,12 @@ def _stores_activations(program: Program, model: ModelFacts) -> bool:
     return not (program.first(TRL) or model.parallel)  # TRL has its own way
 
 
+def _known(name: str, effect: Effect, *rest: Any, **more: Any) -> Remedy:
+    """Return a remedy that others know, too, by its common name."""
+    known = KNOWN[name]
+    return Remedy(name, known.name, effect, known.in_training or "nothing", *rest, **more)
+
+
 REMEDIES = (
     Remedy(
         "expandable-segments",
@@ -485,11 +511,9 @@ REMEDIES = (
         lambda *_: "expandable_segments" not in os.environ.get(ALLOCATOR_VARIABLE, ""),
         ({ENVIRONMENT: _VARIABLE},),
     ),
-    Remedy(
+    _known(
         "fused-attention",
-        "fused attention",
         Effect.NOTHING,
-        "nothing",
         lambda _, model: model.attention == "eager",
         (
             {LOADED: _arguments(attn_implementation="sdpa")},
@@ -506,6 +530,15 @@ REMEDIES = (
         excludes=("8bit-adam", "adafactor", "step-in-backward"),
     ),
     Remedy(
+        "one-by-one",
+        "one weight's update after the other (foreach=False)",
+        Effect.NOTHING,
+        "nothing",
+        _updates_all_at_once,
+        ({OPTIMIZER: _arguments(foreach=False)},),
+        excludes=("8bit-adam", "adafactor", "step-in-backward"),
+    ),
+    Remedy(
         "bucket-views",
         "gradients that are views of DDP's buckets",
         Effect.NOTHING,
@@ -513,27 +546,21 @@ REMEDIES = (
         lambda program, _: not _values(program, DDP).get("gradient_as_bucket_view"),
         ({DDP: _arguments(gradient_as_bucket_view=True)},),
     ),
-    Remedy(
+    _known(
         "chunked-loss",
-        "the loss a thousand tokens at a time",
         Effect.NOTHING,
-        "nothing; the forward pass gives no logits",
         lambda program, model: model.chunks and not (program.first(TRL) or model.parallel),
         _on_model(_chunk, _chunk_code),
     ),
-    Remedy(
+    _known(
         "checkpointing",
-        "gradient checkpointing",
         Effect.NOTHING,
-        "nothing",
         lambda program, model: model.layers > 1 and not (model.checkpoints or program.recomputes),
         ({ARGUMENTS: _computed(_checkpoint_argument)}, *_on_model(_checkpoint, _checkpoint_code)),
     ),
-    Remedy(
+    _known(
         "half-rows",
-        "half the rows a batch, two batches a step",
         Effect.NOTHING,
-        "nothing, if all rows count the same; batch norms see half of them",
         _has_rows,
         (
             {ARGUMENTS: _computed(_half_batch)},
@@ -542,28 +569,22 @@ REMEDIES = (
         ),
         excludes=("step-in-backward",),
     ),
-    Remedy(
+    _known(
         "offload-activations",
-        "activations in the host's memory",
         Effect.NOTHING,
-        "nothing",
         _stores_activations,
         _on_model(activations_on_host, _offload_code),
         excludes=("checkpointing",),
     ),
-    Remedy(
+    _known(
         "step-in-backward",
-        "each weight's update in backward",
         Effect.NOTHING,
-        "nothing, but gradients can neither be clipped nor accumulated",
         _has_a_plain_loop,
         ({OPTIMIZER: _on_optimizer(step_in_backward)},),
     ),
-    Remedy(
+    _known(
         "autocast",
-        "products in 16 bits (autocast)",
         Effect.ROUNDING,
-        "products are rounded to 16 bits",
         _computes_in_fp32,
         (
             {ARGUMENTS: _computed(_amp)},
@@ -573,11 +594,9 @@ REMEDIES = (
         ),
         excludes=("bf16",),
     ),
-    Remedy(
+    _known(
         "8bit-adam",
-        "AdamW's states in 8 bits",
         Effect.ROUNDING,
-        "the optimizer's states are rounded to 8 bits",
         lambda *facts: _updates_by_adam(*facts) and is_installed("bitsandbytes"),
         (
             {ARGUMENTS: _arguments(optim="adamw_8bit")},
@@ -585,30 +604,24 @@ REMEDIES = (
         ),
         excludes=("adafactor",),
     ),
-    Remedy(
+    _known(
         "bf16",
-        "weights in BF16",
         Effect.TRAINING,
-        "updates below 1/256 of a weight are lost",
         lambda *facts: _trains_all_in_fp32(*facts) and _autocast_dtype() is torch.bfloat16,
         ({LOADED: _arguments(dtype=torch.bfloat16)}, {MOVED: _arguments(dtype=torch.bfloat16)}),
     ),
-    Remedy(
+    _known(
         "adafactor",
-        "Adafactor",
         Effect.TRAINING,
-        "second moments by row and column, no momentum",
         _updates_by_adam,
         (
             {ARGUMENTS: _arguments(optim="adafactor")},
             {OPTIMIZER: _becomes("torch.optim.Adafactor", ("lr", "weight_decay"))},
         ),
     ),
-    Remedy(
+    _known(
         "lora",
-        "LoRA adapters alone are trained",
         Effect.TRAINING,
-        "the model's own weights are frozen",
         _trains_a_pretrained_model,
         (
             {TRL: Way(_lora_for_trl, {"arguments": lambda *_: f"peft_config={_LORA}"})},
@@ -616,19 +629,11 @@ REMEDIES = (
         ),
         excludes=("8bit-adam", "adafactor", "step-in-backward", "bf16"),
     ),
-    Remedy(
+    _known(
         "qlora",
-        "LoRA adapters on weights of 4 bits",
         Effect.TRAINING,
-        "the model's own weights are frozen, and rounded to 4 bits",
         lambda *facts: _trains_a_pretrained_model(*facts) and is_installed("bitsandbytes"),
-        (
-            {
-                LOADED: Way(
-                    _qlora, {"arguments": lambda *_: _QLORA_CODE, "after": lambda *_: _LORA_CODE}
-                )
-            },
-        ),
+        ({LOADED: Way(_qlora, {"arguments": _qlora_code, "after": lambda *_: _LORA_CODE})},),
         excludes=("lora", "8bit-adam", "adafactor", "step-in-backward", "bf16"),
     ),
 )

@@ -69,7 +69,7 @@ from phantom_gpu.allocator_history import (
     line_of,
 )
 from phantom_gpu.guarded import guarded
-from phantom_gpu.program import Program
+from phantom_gpu.program import Program, may_train
 from phantom_gpu.remedies import offers, trials
 from phantom_gpu.report_records import (
     NOT_READ,
@@ -290,7 +290,7 @@ class Watch:
         self._forward = self._kind_of_pass(model)
         if self._forward is Phase.FORWARD:
             self._open[self._model] += 1
-            if model.training and torch.is_grad_enabled():
+            if may_train(model):
                 self.program.trains(model, inputs)
         given = [tensor for tensor in tensors_in(inputs) if tensor.grad_fn is None]
         self._mark(dict.fromkeys(_addresses_of(given), Found(Category.INPUTS)))

@@ -18,6 +18,7 @@ import itertools
 from typing import Any
 
 from gpumem.estimation.recipe import LORA_RANK, Recipe
+from gpumem.estimation.technique_names import KNOWN
 from gpumem.estimation.weight_shapes import Shapes
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
@@ -143,16 +144,10 @@ def link_bytes(recipe: Recipe, shapes: Shapes, sent_bytes: int) -> int:
 _OPTIMIZER_CHANGES = {
     "adamw": (),
     "fused-adamw": (),
-    "adamw8bit": ("the optimizer's state is rounded to 8 bits",),
-    "paged-adamw8bit": ("the optimizer's state is rounded to 8 bits",),
-    "adafactor": (
-        "Adafactor keeps second moments by row and column only",
-        "Adafactor has no momentum",
-    ),
-    "sgd": (
-        "SGD: one learning rate for all weights, where AdamW fits one to each",
-        "SGD needs another learning rate: find it anew",
-    ),
+    "adamw8bit": KNOWN["8bit-adam"].changes,
+    "paged-adamw8bit": KNOWN["8bit-adam"].changes,
+    "adafactor": KNOWN["adafactor"].changes,
+    "sgd": KNOWN["sgd"].changes,
 }
 
 
@@ -160,7 +155,7 @@ def changes(recipe: Recipe, shapes: Shapes | None = None) -> tuple[str, ...]:
     """Say what ``recipe`` trains otherwise than AdamW on float32 weights, a sentence each."""
     found = []
     if recipe.lora:
-        adapters = "only adapters are trained"
+        [adapters] = KNOWN["lora"].changes
         if shapes:
             share = shapes.adapters(recipe.lora) / shapes.parameters
             adapters += f", {share:.1%} of the parameters"
@@ -169,7 +164,7 @@ def changes(recipe: Recipe, shapes: Shapes | None = None) -> tuple[str, ...]:
             bits = 8 if recipe.quantize == "int8" else 4
             found.append(f"the frozen weights are rounded to {bits} bits")
     elif recipe.precision == "bf16":
-        found.append("bf16 weights: updates smaller than 1/256 of a weight can be lost")
+        found += KNOWN["bf16"].changes
     return (*found, *_OPTIMIZER_CHANGES[recipe.optimizer])
 
 
@@ -191,7 +186,7 @@ def costs(recipe: Recipe, crossing_bytes: int, sent_bytes: int = 0) -> tuple[str
     if recipe.chunked_loss:
         found.append("the logits are computed twice, a piece at a time")
     if recipe.optimizer_in_backward:
-        found.append("gradients are gone once used: no clipping by their norm, no accumulation")
+        found.append(KNOWN["step-in-backward"].besides)
     if recipe.optimizer == "paged-adamw8bit":
         found.append("the optimizer state is in host memory whenever the GPU is short")
     crossing = {

@@ -162,7 +162,9 @@ def _last_line(text: str) -> str:
 
 def _of_a_step(verdict: FitReport, job: Job) -> str | None:
     if not verdict.fits:
-        return verdict.headline()
+        remedies = max((len(answer.remedies) for answer in verdict.answers), default=0)
+        hint = f" labkit phantom --fix tries {remedies} remedies on it." if remedies else ""
+        return verdict.headline() + hint
     for answer in verdict.answers:
         if answer.steps != STEPS:
             return f"It made {answer.steps} optimizer steps of {STEPS} entries: one for each."

@@ -407,7 +407,7 @@ function showFacts(found) {
   const smallest = [...FIT.gpus].sort((x, y) => size(x) - size(y) || (y.key === state.g) - (x.key === state.g))
     .find(gpu => suits(gpu, found.way) && fits(judge({ ...enough, g: gpu.key }, found.index)));
   const together = state.n === 2 ? "Both GPUs" : `All ${state.n} GPUs`, others = state.n === 2 ? "the other GPU" : "the other GPUs";
-  const stepOnCpu = /(weights|optimizer) on the CPU/.test(found.way.label), kept = FIT.table.models[state.m][0] * found.way.gradients;
+  const stepOnCpu = /(weights|optimizer) on the host/.test(found.way.label), kept = FIT.table.models[state.m][0] * found.way.gradients;
   const about = aboutText(found), range = [found.least, found.most].map(bytesText);
   const most = `must stay below the limit; usually at most ${bytesText(FIT.off * found.reserved)} more`;
   const facts = [
@@ -558,7 +558,7 @@ function update(keepAddress = false) {
   const fitting = found.filter(fits).length;
   const verdict = chosen?.verdict || (missing[2] ? "tight" : "no");
   const spare = chosen && bytesText(chosen.spare);
-  const onCpu = chosen?.way.label.match(/\w+ on the CPU/);
+  const onCpu = chosen?.way.label.match(/\w+ on the host/);
   const kind = chosen?.way.label.split(/[,;]/)[0].replace("All weights", "all weights trained") + (onCpu ? `, ${onCpu}` : "");
   const words = chosen && {
     fits: [`${state.m} fits on ${gpusText()} with ${kind}`, `${spare} to spare.`],

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.technique_names import KNOWN
 from gpumem.files import SOURCE, read_file
 from gpumem.inputs import InputError, read_record
 from gpumem.runs import Bytes
@@ -161,19 +162,22 @@ def table() -> FitTable:
 
 def techniques(recipe: Recipe) -> list[str]:
     """Return what a way adds to its kind of training to take less memory."""
-    added = {
+    known = {
         "checkpointing": recipe.checkpointing,
-        "chunked loss": recipe.chunked_loss,
-        "optimizer in backward": recipe.optimizer_in_backward,
-        f"{recipe.offload} on the CPU": recipe.offload != "none",
+        "chunked-loss": recipe.chunked_loss,
+        "step-in-backward": recipe.optimizer_in_backward,
+        f"offload-{recipe.offload}": recipe.offload != "none",
+    }
+    others = {
         "eager attention": recipe.attention == "eager",
         f"FSDP2 over {recipe.ranks}": recipe.ranks > 1,
     }
-    return [name for name, on in added.items() if on]
+    names = [KNOWN[technique].name for technique, on in known.items() if on]
+    return names + [name for name, on in others.items() if on]
 
 
 def name_of_way(recipe: Recipe) -> str:
-    """Return how people call a way to train: ``"LoRA, AMP BF16; checkpointing"``."""
+    """Return how people call a way to train: ``"LoRA, AMP BF16; gradient checkpointing"``."""
     kind = [_ADAPTERS[recipe.quantize] if recipe.lora else "All weights"]
     kind.append(_PRECISIONS[recipe.precision])
     if not recipe.lora:

@@ -423,7 +423,10 @@ def test_evidence_is_of_the_same_simulation(monkeypatch):
 def test_rules_of_thumb_are_held_to_a_plain_run_and_to_the_least(opened):
     page = opened(STATE.format(MODEL, "a100-80gb", 1, 1, 1024))
     rows = [row for row in page.locator("#rules tr").all_inner_texts() if "16 bytes" in row]
-    assert ["fused AdamW; checkpointing, chunked loss" in row for row in rows] == [False, True]
+    assert ["fused AdamW; gradient checkpointing, chunked loss" in row for row in rows] == [
+        False,
+        True,
+    ]
     page = opened(STATE.format(MODEL, "t4", 1, 1, 1024))
     assert "AMP BF16" not in page.inner_text("#rules")
     assert page.inner_text("#rules").count("AMP FP16") == 4  # mixed precision twice, both adapters

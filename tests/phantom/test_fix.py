@@ -1,29 +1,20 @@
 """Remedies are tried on the script itself, and a script with their lines takes what was said."""
 
-import ast
-import itertools
+import json
 import sys
 import textwrap
 
 import pytest
 
+from benchmarks import fit
 from gpumem.inputs import InputError
 from gpumem.units import MIB
-from phantom_gpu.fix import fix
+from phantom_gpu.fix import fix, orders
 from phantom_gpu.largest import largest
 from phantom_gpu.report_records import Effect
 from phantom_gpu.run_script import run_program
+from phantom_gpu.write_edits import written
 
-#: What is called at the kinds of places.
-CALLED = {
-    "arguments": ("TrainingArguments", "SFTConfig"),
-    "loaded": ("from_pretrained",),
-    "moved": ("to", "cuda"),
-    "optimizer": ("AdamW", "SGD"),
-    "loader": ("DataLoader",),
-    "ddp": ("DistributedDataParallel",),
-    "trl": ("SFTTrainer",),
-}
 LOOP = """
 for batch in DataLoader(torch.rand(64, 1024), batch_size=16):
     model(batch.cuda()).square().mean().backward()
@@ -64,21 +55,68 @@ for batch in DataLoader(torch.randint(0, 50000, (64, 512)), batch_size=8):
     optimizer.step()
     optimizer.zero_grad()
 """
-TRAINER = """
+LLAMA = """
 import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 shape = {"num_attention_heads": 4, "vocab_size": 8000, "num_hidden_layers": 4}
 config = LlamaConfig(hidden_size=512, intermediate_size=1376, **shape)
 config.architectures = ["LlamaForCausalLM"]
 config.save_pretrained("tiny")
 model = AutoModelForCausalLM.from_pretrained("tiny", dtype=torch.float32)
+"""
+TRAINER = (
+    LLAMA
+    + """
+from datasets import Dataset
+from transformers import Trainer, TrainingArguments
+
 rows = Dataset.from_dict({"input_ids": [[1] * 512] * 64, "labels": [[1] * 512] * 64})
 settings = {"max_steps": 4, "report_to": "none", "save_strategy": "no"}
 arguments = TrainingArguments("out", per_device_train_batch_size=8, **settings)
 Trainer(model, arguments, train_dataset=rows).train()
 """
+)
+ACCELERATE = (
+    LLAMA
+    + """
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+rows = DataLoader(torch.randint(0, 8000, (64, 512)), batch_size=8)
+model, optimizer, rows = accelerator.prepare(model, optimizer, rows)
+model.train()
+for batch in rows:
+    accelerator.backward(model(input_ids=batch, labels=batch).loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+LIGHTNING = (
+    LLAMA
+    + """
+import pytorch_lightning
+from torch.utils.data import DataLoader
+
+class Module(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, index):
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+rows = DataLoader(torch.randint(0, 8000, (64, 512)), batch_size=8)
+settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = pytorch_lightning.Trainer(max_steps=6, **settings)
+trainer.fit(Module(), rows)
+"""
+)
 SFT = """
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
@@ -145,11 +183,11 @@ def fixed(tmp_path):
         found = fix(command, gpu=gpu, **options, **quiet)
 
         def rerun(trial, steps=0):
-            written = tmp_path / "written.py"
-            written.write_text(with_lines(script.read_text(), trial.remedies))
+            mended = tmp_path / "mended.py"
+            mended.write_text(written(script.read_text(), trial.remedies))
             grow = any(offer.name == "expandable-segments" for offer in trial.remedies)
             return run_program(
-                [sys.executable, *launch, str(written)],
+                [sys.executable, *launch, str(mended)],
                 gpu=gpu,
                 gpus=options.get("gpus", 1),
                 steps=steps,
@@ -162,34 +200,26 @@ def fixed(tmp_path):
     return fixed
 
 
-def with_lines(text, offers):
-    """Write what each offer says into a script."""
-    tree = ast.parse(text)
-    for edit in itertools.chain.from_iterable(offer.edits for offer in offers):
-        if edit.how == "variable":
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [(ACCELERATE, {"accelerator", "loader"}), (LIGHTNING, {"lightning", "loader"})],
+    ids=["accelerate", "lightning"],
+)
+def test_a_librarys_own_arguments_are_changed(run, text, kinds):
+    """All other remedies of these libraries are tried at night."""
+    plain, _ = run(text)
+    assert plain.fits, str(plain)
+    [answer] = plain.answers
+    seen = set()
+    for offer in answer.remedies:
+        if offer.name not in ("autocast", "half-rows"):
             continue
-        line = int(edit.line.rpartition(":")[2])
-        if edit.how == "after":
-            blocks = [node.body for node in ast.walk(tree) if hasattr(node, "body")]
-            blocks = [block for block in blocks if isinstance(block, list)]  # a lambda's is none
-            body = [b for b in blocks if any(s.lineno <= line <= s.end_lineno for s in b)][-1]
-            place = max(n for n, each in enumerate(body) if each.lineno <= line)
-            body[place + 1 : place + 1] = ast.parse(edit.code).body
-            continue
-        [call] = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call)
-            and node.lineno <= line <= node.end_lineno
-            and ast.unparse(node.func).rpartition(".")[2] in CALLED[edit.place.kind]
-        ]
-        if edit.how == "class":
-            call.func = ast.parse(edit.code, mode="eval").body
-            continue
-        keywords = ast.parse(f"f({edit.code})", mode="eval").body.keywords
-        names = {keyword.arg for keyword in keywords}
-        call.keywords = [k for k in call.keywords if k.arg not in names] + keywords
-    return "import bitsandbytes, torch, transformers\n" + ast.unparse(tree)
+        seen |= {edit.place.kind for edit in offer.edits}
+        tried, _ = run(text, trials=orders([offer]))
+        mended, _ = run(written(text, [offer]))
+        assert tried.peak_reserved_bytes == mended.peak_reserved_bytes, offer
+        assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes, offer
+    assert kinds <= seen
 
 
 def check_each(found, rerun):
@@ -209,6 +239,7 @@ def test_each_remedy_takes_what_the_script_with_its_lines_takes(fixed):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)  # some thirty programs each
 @pytest.mark.parametrize(
     ("text", "offered", "options"),
     [
@@ -217,14 +248,30 @@ def test_each_remedy_takes_what_the_script_with_its_lines_takes(fixed):
         (SFT, {"lora", "half-rows"}, {}),
         (RESNET, {"half-rows", "autocast", "fused-optimizer"}, {}),
         (VIT, {"checkpointing", "half-rows", "autocast"}, {}),
+        (ACCELERATE, {"autocast", "half-rows", "checkpointing", "8bit-adam", "lora"}, {}),
+        (LIGHTNING, {"autocast", "half-rows", "checkpointing", "8bit-adam", "lora"}, {}),
         (TWO_GPUS, {"bucket-views"}, {"launch": LAUNCH, "gpus": 2}),
     ],
-    ids=["gpt2", "trainer", "sft", "resnet", "vit", "ddp"],
+    ids=["gpt2", "trainer", "sft", "resnet", "vit", "accelerate", "lightning", "ddp"],
 )
 def test_each_remedy_of_a_library_takes_what_the_script_with_its_lines_takes(
     fixed, text, offered, options
 ):
     assert offered <= check_each(*fixed(text, **options))
+
+
+def test_one_update_after_the_other_makes_no_temporaries_of_all_weights(run):
+    text = BLOCKS.replace("AdamW", "RMSprop").replace("2048", "64").replace("8192", "256")
+    plain, _ = run(text)
+    [offer] = [each for each in plain.answers[0].remedies if each.name == "one-by-one"]
+    tried, _ = run(text, trials=orders([offer]))
+    mended, _ = run(written(text, [offer]))
+    assert tried.peak_reserved_bytes == mended.peak_reserved_bytes
+    weights_bytes = 4 * (2 * 1024 * 4096 + 4096 + 1024) * 4
+    saved_bytes = plain.answers[0].gpus[0].peak_allocated_bytes
+    saved_bytes -= tried.answers[0].gpus[0].peak_allocated_bytes
+    assert saved_bytes == pytest.approx(weights_bytes, rel=0.2)  # but the one that it works on
+    assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes
 
 
 def test_what_is_chosen_is_the_mildest_that_fits_and_is_tried_on_the_gpu_itself(fixed):
@@ -294,3 +341,15 @@ def test_the_largest_value_of_an_argument_is_found(tmp_path):
 def test_an_argument_that_cannot_be_varied_is_refused(words, argument, says):
     with pytest.raises(InputError, match=says):
         largest(words, [argument], gpu="t4")
+
+
+@pytest.mark.nightly
+def test_scripts_that_were_made_to_fit_take_what_their_page_says(run):
+    record = json.loads(fit.RECORD.read_text(encoding="utf-8"))
+    for example in fit.shown(record):
+        found = record[example.file]
+        before, _ = run(fit.source(example), gpu=example.gpu)
+        assert before.fits is False
+        after, _ = run(found["written"], gpu=example.gpu, steps=3)
+        assert after.fits
+        assert after.peak_reserved_bytes == found["reserved_bytes"]

@@ -1,6 +1,7 @@
 """One project, described in several files, which must agree."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from gpumem.hardware import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -116,6 +119,22 @@ def test_conda_and_binder_build_what_pyproject_asks_for():
     [torch] = [each for each in environment["dependencies"] if "pytorch" in each]
     assert torch.replace("pytorch-cpu", "torch") in PROJECT["dependencies"]
     assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
+
+
+def test_a_development_container_is_made_by_make():
+    """In the image's Python, by commands that `make` knows; its kernel is a GPU's of the table."""
+    container = json.loads(text(".devcontainer/devcontainer.json"))
+    assert SpecifierSet(PROJECT["requires-python"]).contains(container["image"][7:11])
+    [make, target, given] = container["postCreateCommand"].split()
+    assert make == "make"
+    assert catalogue.gpu(given.removeprefix("GPU=")).key in given
+    asked = subprocess.run([make, "-n", target, given], cwd=ROOT, capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    assert f"labkit phantom --gpu {given[4:]} --install-kernel" in asked.stdout
+    settings = container["customizations"]["vscode"]["settings"]
+    folder = settings["python.defaultInterpreterPath"].split("/")[1]
+    assert f"VENV ?= {folder}\n" in text("Makefile")
+    assert (ROOT / container["customizations"]["codespaces"]["openFiles"][0]).is_file()
 
 
 @pytest.mark.parametrize(

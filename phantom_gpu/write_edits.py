@@ -1,0 +1,154 @@
+"""Write what remedies say into a script's text, as a person would.
+
+Limits: one file. A call that is made under another name than its own is not found.
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from gpumem.inputs import InputError
+from phantom_gpu.report_records import (
+    ACCELERATOR,
+    ARGUMENTS,
+    DDP,
+    LIGHTNING,
+    LOADED,
+    LOADER,
+    MOVED,
+    OPTIMIZER,
+    TRL,
+    Edit,
+    Offer,
+)
+
+#: What is called at the kinds of places.
+_CALLED = {
+    ARGUMENTS: ("TrainingArguments", "SFTConfig"),
+    LOADED: ("from_pretrained",),
+    MOVED: ("to", "cuda"),
+    OPTIMIZER: (
+        *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon"),
+        *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+    ),
+    LOADER: ("DataLoader",),
+    DDP: ("DistributedDataParallel", "DDP"),
+    TRL: ("SFTTrainer",),
+    ACCELERATOR: ("Accelerator",),
+    LIGHTNING: ("Trainer",),
+}
+#: Names that the code of edits begins with.
+_PACKAGES = {"bitsandbytes", "torch", "transformers"}
+
+
+class _Change(NamedTuple):
+    """Bytes of a text, and what takes their place."""
+
+    start: int
+    end: int
+    new: str
+
+
+class _Text:
+    """A script's text, and where its parts are."""
+
+    def __init__(self, text: str) -> None:
+        text = text.rstrip("\n") + "\n"
+        self.code = text.encode()
+        self.tree = ast.parse(text)
+        self.starts = [0]
+        for line in self.code.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+
+    def start(self, node: ast.AST) -> int:
+        return self.starts[node.lineno - 1] + node.col_offset
+
+    def end(self, node: ast.AST) -> int:
+        return self.starts[node.end_lineno - 1] + node.end_col_offset
+
+    def statement(self, line: int) -> ast.stmt:
+        """Return the innermost statement at a line, or what it is in the head of."""
+        found = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno
+        ]
+        return max(found, key=lambda node: (node.lineno, -node.end_lineno))
+
+    def call(self, edit: Edit, line: int) -> ast.Call:
+        found = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call)
+            and node.lineno <= line <= node.end_lineno
+            and ast.unparse(node.func).rpartition(".")[2] in _CALLED[edit.place.kind]
+        ]
+        if len(found) != 1:
+            raise InputError(f"{edit.line} has {len(found)} calls to which {edit.code} may belong")
+        return found[0]
+
+
+def written(text: str, offers: Iterable[Offer]) -> str:
+    """Return a script's text with all that ``offers`` say to write, but variables.
+
+    Raises:
+        InputError: a line is not known, or not which of its calls is meant.
+    """
+    script = _Text(text)
+    edits = [edit for offer in offers for edit in offer.edits if edit.how != "variable"]
+    changes = _imports(script, edits)
+    for edit in edits:
+        changes += _changes(script, edit)
+    code = script.code
+    # Of changes at one place the first that was made comes first.
+    for _, change in sorted(enumerate(changes), key=lambda c: (-c[1].start, -c[0])):
+        code = code[: change.start] + change.new.encode() + code[change.end :]
+    return code.decode()
+
+
+def _imports(script: _Text, edits: Sequence[Edit]) -> list[_Change]:
+    """Return imports of the packages that edits name and the script does not import."""
+    nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Import)]
+    there = {alias.asname or alias.name for node in nodes for alias in node.names}
+    used = {name for edit in edits for name in re.findall(r"\b(\w+)\.", edit.code)}
+    missing = sorted((used & _PACKAGES) - there)
+    later = [node for node in script.tree.body if not _is_first(node)]
+    start = script.start(later[0])
+    return [_Change(start, start, f"import {name}\n") for name in missing]
+
+
+def _is_first(node: ast.stmt) -> bool:
+    """Return whether a statement must come before all imports."""
+    says = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return says or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+
+
+def _changes(script: _Text, edit: Edit) -> Sequence[_Change]:
+    number = edit.line.rpartition(":")[2]
+    if not number.isdigit():
+        raise InputError(f"nobody knows where this belongs: {edit.code}")
+    if edit.how == "after":
+        statement = script.statement(int(number))
+        end, margin = script.starts[statement.end_lineno], " " * statement.col_offset
+        return [_Change(end, end, textwrap.indent(edit.code, margin) + "\n")]
+    call = script.call(edit, int(number))
+    if edit.how == "class":
+        return [_Change(script.start(call.func), script.end(call.func), edit.code)]
+    old = {keyword.arg: keyword for keyword in call.keywords}
+    changes, new = [], []
+    for keyword in ast.parse(f"f({edit.code})", mode="eval").body.keywords:
+        value = ast.unparse(keyword.value)
+        if keyword.arg in old:
+            kept = old[keyword.arg].value
+            changes.append(_Change(script.start(kept), script.end(kept), value))
+        else:
+            new.append(f"{keyword.arg}={value}")
+    if new:
+        parts = [*call.args, *(keyword.value for keyword in call.keywords)]
+        last, end = max(map(script.end, parts), default=0), script.end(call) - 1
+        if parts:  # behind parentheses of the last one's own
+            end = last + re.match(rb"(?:\s*\))*", script.code[last:end]).end()
+        changes.append(_Change(end, end, ", " * bool(parts) + ", ".join(new)))
+    return changes

@@ -1,0 +1,72 @@
+"""What remedies say is written where it belongs, and the rest of a script stays as it is."""
+
+import pytest
+
+from gpumem.inputs import InputError
+from phantom_gpu.report_records import Edit, Effect, Offer, Place
+from phantom_gpu.write_edits import written
+
+SCRIPT = """\
+"A docstring."
+import torch
+loader = DataLoader(
+    rows,  # "tokens" – of a text
+    batch_size=(8),
+)
+if True:
+    model = Net().to(device)  # on the GPU
+    optimizer = optim.Adam(
+        (p for p in (model.parameters())), lr=(1e-3)
+    )
+trainer = Trainer()"""
+WRITTEN = """\
+"A docstring."
+import bitsandbytes
+import torch
+loader = DataLoader(
+    rows,  # "tokens" – of a text
+    batch_size=(4), shuffle=True,
+)
+if True:
+    model = Net().to(device)  # on the GPU
+    first(model)
+    second(model)
+    optimizer = bitsandbytes.optim.AdamW8bit(
+        (p for p in (model.parameters())), lr=(1e-3), fused=torch.cuda.is_available()
+    )
+trainer = Trainer(precision='bf16')
+"""
+
+
+def offer(*edits):
+    edits = [Edit(Place(kind, line), line, how, code) for kind, line, how, code in edits]
+    return Offer("a", "a", Effect.NOTHING, "nothing", tuple(edits))
+
+
+def test_lines_are_written_and_the_rest_stays():
+    offers = [
+        offer(
+            ("loader", "x.py:3", "arguments", "batch_size=4, shuffle=True"),
+            ("moved", "x.py:8", "after", "first(model)"),
+        ),
+        offer(
+            ("moved", "x.py:8", "after", "second(model)"),
+            ("optimizer", "x.py:9", "class", "bitsandbytes.optim.AdamW8bit"),
+            ("optimizer", "x.py:10", "arguments", "fused=torch.cuda.is_available()"),
+            ("environment", "", "variable", "A=1"),
+        ),
+        offer(("lightning", "x.py:12", "arguments", "precision='bf16'")),
+    ]
+    assert written(SCRIPT, offers) == WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (("optimizer", "x.py:8", "arguments", "lr=1"), "x.py:8 has 0 calls"),
+        (("model", "", "after", "first(model)"), "nobody knows where"),
+    ],
+)
+def test_what_has_no_place_is_refused(edit, says):
+    with pytest.raises(InputError, match=says):
+        written(SCRIPT, [offer(edit)])

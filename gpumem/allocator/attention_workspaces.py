@@ -3,10 +3,10 @@
 Forward, flash divides the keys of a few queries among blocks of threads, as in decoding: each part
 has its own result, and its log-sum-exp, in float32.
 
-Backward, flash: a number for each row of the query, and the query's gradient summed in float32. Where several
-query heads share a key head, the keys' and values' gradients for every query head besides, before
-they are added up. Memory-efficient: the same number for each row, and tiles in which the gradients
-are summed.
+Backward, flash: a number for each row of the query, and the query's gradient summed in float32.
+Where several query heads share a key head, the keys' and values' gradients for every query head
+besides, before they are added up. Memory-efficient: the same number for each row, and tiles in
+which the gradients are summed.
 
 Sources, in PyTorch's ``aten/src/ATen/native/transformers/cuda``: ``mha_bwd`` in
 ``flash_attn/flash_api.cpp``, and for parts of the keys ``num_splits_heuristic`` and
@@ -39,7 +39,13 @@ _MOST_PARTS = 128  # of the keys, in a forward pass
 
 
 def _flash_forward(
-    gpu: Gpu, query: torch.Tensor, key: torch.Tensor, _: Any, dropout: float = 0.0, *__: Any, **___: Any
+    gpu: Gpu,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    _: Any,
+    dropout: float = 0.0,
+    *__: Any,
+    **___: Any,
 ) -> list[Change]:
     batch, heads, tokens, size = query.shape
     if dropout or gpu.multiprocessors is None:

@@ -317,6 +317,7 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
     with fake_ranks(recipe.ranks, 0, as_cuda=True) if recipe.ranks > 1 else nullcontext():
+
         def log_of(config: Any, layers: int | None) -> Log:
             return simulated_log(training(config, recipe), gpu=gpu, layers=layers)
 

@@ -12,6 +12,7 @@ call ends early if all do.
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -130,7 +131,10 @@ class Serving:
     def __str__(self) -> str:
         users = "1 user" if self.users == 1 else f"{self.users} users"
         parts = [users, f"{self.prompt_tokens} + {self.new_tokens} tokens", self.precision]
-        parts += [self.quantize, f"{self.cache} cache{f' in {self.kv_dtype}' * bool(self.kv_dtype)}"]
+        parts += [
+            self.quantize,
+            f"{self.cache} cache{f' in {self.kv_dtype}' * bool(self.kv_dtype)}",
+        ]
         return ", ".join(filter(None, parts))
 
 
@@ -228,11 +232,11 @@ def _cache(serving: Serving) -> dict[str, Any]:
     return {}
 
 
-class _quietly:
+@contextmanager
+def _quietly() -> Iterator[None]:
     """Without transformers' advice about padding: no prompt here has any."""
-
-    def __enter__(self) -> None:
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
         logging.disable(logging.NOTSET)

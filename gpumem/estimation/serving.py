@@ -14,7 +14,7 @@ is not known. ``cache="paged"`` is vLLM's arithmetic: `gpumem.estimation.paged`.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from gpumem.allocator.workspaces import with_workspaces
 from gpumem.estimation.estimate import assumed_gpu, repeated_layers
 from gpumem.estimation.generation import MOST_TOKENS, Serving, answering
 from gpumem.estimation.model_building import possible_for
+from gpumem.estimation.paged import Paged, answers, batch_of, refuse_other_caches
 from gpumem.estimation.training import import_libraries
 from gpumem.fake_cuda.cuda_names import GPU_DEVICE
 from gpumem.fake_cuda.pass_extension import Decoding, Role, living_before
@@ -43,6 +44,7 @@ from gpumem.units import as_printed, format_bytes
 MOST_CHANGES = 40_000_000
 LOADING, PREFILL, LOGITS, DECODE = "loading", "prefill", "prefill, its logits", "decode"
 CACHE = "KV cache"
+_BAR = 40  # characters
 _LASTING = (Category.WEIGHTS, Category.BUFFERS)
 
 
@@ -151,8 +153,10 @@ class Served:
         return fitting
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready copy; what takes long to find is left out."""
-        return {
+        """Return a JSON-ready copy; ``most_users`` and ``longest_prompt_tokens``, which take long,
+        are in it if they were asked for before."""
+        found = ("most_users", "longest_prompt_tokens")
+        return {name: vars(self)[name] for name in found if name in vars(self)} | {
             "model": self.model,
             "gpu": self.gpu.key,
             "gpu_assumed": self.assumed,
@@ -173,6 +177,37 @@ class Served:
             "seconds_to_estimate": round(self.seconds_to_estimate, 3),
         }
 
+    _repr_pretty_ = as_printed
+
+    def __str__(self) -> str:
+        """Write the verdict first, then what it rests on; the users that fit are looked for."""
+        spare_bytes = self.capacity_bytes - self.peak_reserved_bytes
+        verdict = "does not fit"
+        if self.fits:
+            verdict = f"fits, with {format_bytes(spare_bytes)} to spare"
+        elif spare_bytes < 0:
+            verdict += f", {format_bytes(-spare_bytes)} too much"
+        lines = [f"{self.model} on {self.gpu.name}: {verdict}"]
+        lines += [f"  {line}" for line in (self.serving, self.assumed) if line]
+        known = self.gpu.context_known
+        rows = [
+            ("reserved", self.peak_reserved_bytes, "by PyTorch's allocator: this must fit"),
+            ("allocated", self.peak_allocated_bytes, "of it, in blocks that tensors use"),
+            ("capacity", self.capacity_bytes, "of the GPU, the CUDA context set aside"),
+            ("context", self.gpu.context_bytes, f"for CUDA itself ({known}), beside the allocator"),
+            ("KV cache", self.cache_bytes, "at the end, of all users"),
+        ]
+        lines.append("")
+        lines += [f"  {name:<13}{format_bytes(n):>9}  {text}" for name, n, text in rows]
+        where = f"{self.peak_in}, pass {self.peak_pass} of {self.serving.new_tokens}"
+        lines += ["", f"  At the allocated peak ({where}):"]
+        for name, nbytes in self.parts.items():
+            bar = "█" * round(_BAR * nbytes / self.peak_allocated_bytes) or "▏"
+            lines.append(f"  {name:<13}{format_bytes(nbytes):>9}  {bar}")
+        lines += ["", *answers(self)]
+        lines.append(f"  The allocator's rules are those of PyTorch {self.torch}.")
+        return "\n".join(lines)
+
 
 def serve(
     model: Any,
@@ -181,7 +216,7 @@ def serve(
     serving: Serving | None = None,
     torch: str | None = None,
     **changes: Any,
-) -> Served:
+) -> Served | Paged:
     """Return what answering with ``model`` takes on ``gpu``.
 
     Args:
@@ -207,7 +242,7 @@ def serve(
     serving = possible_for(config, serving)
     import_libraries(serving)
     with following(torch):
-        found = _served(name, config, serving, gpu)
+        found = (_paged if serving.cache == "paged" else _served)(name, config, serving, gpu)
     seconds = time.perf_counter() - started
     return replace(found, assumed=assumed, seconds_to_estimate=seconds)
 
@@ -400,7 +435,7 @@ def _parts(decoding: Decoding, played: _Played) -> dict[str, int]:
             storage, nbytes = alive.storages[change]
             live[_part(storage, change in alive.cached)] -= nbytes
         else:
-            own = change if change >= 0 else ~change
+            own = max(change, ~change)
             storage = passed.storages[own]
             cached = own in left and is_cached(storage)
             live[_part(storage, cached)] += sizes[own] if change >= 0 else -sizes[own]
@@ -417,7 +452,7 @@ def _place(decoding: Decoding, played: _Played) -> str:
     passed = decoding.stretches[0].passed
     output = next(s.module for s in reversed(passed.storages) if s.module)  # the last that ran
     change = passed.changes[position]
-    at = passed.storages[change if change >= 0 else ~change]
+    at = passed.storages[max(change, ~change)]
     return LOGITS if at.module in ("", output) else PREFILL
 
 
@@ -471,6 +506,44 @@ def _served(name: str, config: Any, serving: Serving, gpu: Gpu) -> Served:
         pass_allocated_bytes=tuple(played.allocated),
         pass_reserved_bytes=tuple(played.reserved),
         failed_in=played.failed_in,
+        torch=torch_release(),
+        config=config,
+    )
+
+
+def _paged(name: str, config: Any, serving: Serving, gpu: Gpu) -> Paged:
+    """Return what vLLM's cache holds: a rehearsal of its largest batch is simulated."""
+    refuse_other_caches(name, config)
+    tokens, conversations = batch_of(gpu)
+    text = config.get_text_config()
+    known = getattr(text, "max_position_embeddings", None) or serving.seq_len
+    if serving.seq_len > known:
+        raise InputError(f"{name} knows {known} positions, and {serving.seq_len} are asked for")
+    rows = -(-tokens // min(tokens, known))
+    rehearsal = serving.but(
+        users=rows, prompt_tokens=tokens // rows, new_tokens=1, cache="dynamic", kv_dtype=None
+    )
+    decoding = decoding_of(name, config, rehearsal, gpu)
+    passed, alive = decoding.stretches[0].passed, _Alive(decoding, 1)
+    weights = [pair for pair in alive.storages.values() if pair[0].category in _LASTING]
+    cached = {own for own in passed.left.values() if is_cached(passed.storages[own])}
+    sizes, live, most = passed.sizes, 0, 0
+    for change in passed.changes:
+        if type(change) is int and max(change, ~change) not in cached:
+            live += sizes[change] if change >= 0 else -sizes[~change]
+            most = max(most, live)
+    item_bytes = serving.weights_dtype.itemsize
+    hidden_bytes = tokens * text.hidden_size * item_bytes
+    logits_bytes = min(conversations, tokens) * text.vocab_size * (item_bytes + 4)
+    per_token = sum(sizes[own] for own in cached) // (rows * (tokens // rows))
+    return Paged(
+        model=name,
+        gpu=gpu,
+        serving=serving,
+        weights_bytes=sum(nbytes for _, nbytes in weights),
+        activations_bytes=max(most, hidden_bytes + logits_bytes),
+        cache_bytes_per_token=per_token // item_bytes if serving.kv_dtype else per_token,
+        read_bytes=_read_bytes(config, weights),
         torch=torch_release(),
         config=config,
     )

@@ -110,15 +110,14 @@ def test_the_explorer_answers_survives_an_out_of_memory_error_and_answers_again(
 
 
 def test_an_error_in_a_cell_is_shown_and_the_exercise_is_judged_after_it(lesson_page):
-    stub = lesson_page.source("00-exercise-2")
-    cell = lesson_page.rewrite("00-exercise-2", f"lab.run(train, gpu='t4', no_such=1)\n{stub}")
+    stub = lesson_page.source("00-exercise-4")
+    cell = lesson_page.rewrite("00-exercise-4", f"lab.run(train, gpu='t4', no_such=1)\n{stub}")
     assert "InputError: unknown argument of train 'no_such'" in cell.inner_text()
     assert "Traceback" in cell.inner_text()
-    right = stub.replace("...", "32 * 256 * 49152 * 4 / 1024**2")
-    cell = lesson_page.rewrite("00-exercise-2", right)
-    card = cell.locator(".jp-OutputArea-output").inner_text()
-    assert "correct" in card
-    assert "live at the peak" in card
+    for whole, said in (("reserved", "share of reserved memory"), ("peak", "correct")):
+        answer = f": return 100 * run.bytes_of('optimizer') / run.{whole}_bytes"
+        cell = lesson_page.rewrite("00-exercise-4", stub.replace(": ...", answer))
+        assert said in cell.locator(".jp-OutputArea-output").inner_text()
     shot(lesson_page.page, "lab-exercise")
 
 

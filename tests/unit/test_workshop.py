@@ -45,6 +45,26 @@ def test_a_hub_of_ones_own_is_closed_until_it_is_opened(monkeypatch, tmp_path):
             config()
 
 
+def test_teachers_are_sent_to_headings_figures_and_minutes_that_are_there():
+    """A title may be made by the run: what is quoted of it stands in the code."""
+    wrong, minutes = [], {}
+    for path in sorted(WORKSHOP.glob("*.md")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            link = re.match(r"\|.*?\(\.\./(notebooks/\d\d_\w+\.ipynb)\) \|", line)
+            if link is None:
+                continue
+            book = nbformat.read(ROOT / link[1], as_version=4)
+            source = "\n".join(cell.source for cell in book.cells)
+            quotes = re.findall(r'"(.+?)"', line)
+            wrong += [(path.name, link[1], quote) for quote in quotes if quote not in source]
+            if path.name == "instructor-notes.md":
+                said = re.search(r"^(\d+) min", book.cells[0].source, re.MULTILINE)[1]
+                minutes[link[1]] = line.split(" | ")[1], said
+    assert not wrong
+    assert len(minutes) == len(list((ROOT / "notebooks").glob("*.ipynb")))
+    assert {name: said for name, (said, takes) in minutes.items() if said != takes} == {}
+
+
 # --- slides -------------------------------------------------------------------------------------
 
 

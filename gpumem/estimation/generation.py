@@ -212,7 +212,7 @@ class Conversation:
         device = self.model.get_input_embeddings().weight.device
         shape = serving.users, serving.prompt_tokens + skipped
         with refusing(self.name, "served"), _quietly():
-            ids = torch.randint(known, shape, device=device)
+            ids = torch.randint(known, shape, device="cpu").to(device)  # as from a tokenizer
             self.model.generate(
                 ids,
                 max_new_tokens=new_tokens or serving.new_tokens - skipped,

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from gpumem.allocator.attention_workspaces import divides_keys, keys_in_block
 from gpumem.allocator.replay import Player
 from gpumem.allocator.workspaces import with_workspaces
 from gpumem.estimation.estimate import assumed_gpu, repeated_layers
@@ -305,12 +306,13 @@ def decoding_of(name: str, config: Any, serving: Serving, gpu: Gpu) -> Decoding:
 
     text = config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    # Flash attention divides the keys by blocks of so many (see attention_workspaces).
-    block = 256 if size <= 64 else 128 if size <= 128 else 64
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     static = serving.cache == "static"
-    # Pass n reads prompt_tokens + n - 1 tokens.
+    # Pass n reads prompt_tokens + n - 1 tokens. With each block of keys flash may take another way.
     lengths = range(serving.prompt_tokens, serving.seq_len + 1)
-    edges = [n - serving.prompt_tokens + 1 for n in lengths if n % block == 0 and not static]
+    blocks = [n for n in lengths if n % keys_in_block(size) == 0]
+    divided = not static and divides_keys(serving.users * heads, gpu)
+    edges = [n - serving.prompt_tokens + 1 for n in blocks if divided]
     return Decoding(trace_at, serving.new_tokens, edges, fixed=static)
 
 

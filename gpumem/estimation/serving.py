@@ -44,7 +44,7 @@ from gpumem.units import as_printed, format_bytes
 #: What a replay serves in some minutes.
 MOST_CHANGES = 40_000_000
 LOADING, PREFILL, LOGITS, DECODE = "loading", "prefill", "prefill, its logits", "decode"
-CACHE = "KV cache"
+CACHE = str(Category.CACHE)
 _BAR = 40  # characters
 _LASTING = (Category.WEIGHTS, Category.BUFFERS)
 

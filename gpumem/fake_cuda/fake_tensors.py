@@ -76,7 +76,7 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
             generation = push(fake_generation(as_cuda=as_cuda))
         # A learner's error is theirs to read, without the mode's own log of it above.
         push(patch(fake_tensor.log, "disabled", True))
-        push(fake_bitsandbytes(as_cuda=as_cuda))
+        push(fake_bitsandbytes(gpu))
         push(_LibraryAnswers(generation))
         if as_cuda:
             push(cuda_names())

@@ -100,3 +100,26 @@ def test_a_plain_call_takes_the_same():
         new_tokens=30,
     )
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (peak_bytes, reserved_bytes)
+
+
+def test_the_report_names_prefill_decode_and_the_cache(run):
+    verdict, _ = run(
+        """
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = dict(hidden_size=512, intermediate_size=512, num_attention_heads=8)
+        config = LlamaConfig(vocab_size=1000, num_hidden_layers=2, **sizes)
+        model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+        ids = torch.randint(1000, (64, 8)).to("cuda")
+        model.generate(ids, max_new_tokens=40, use_cache=True)
+        """
+    )
+    [(answer, gpu)] = verdict.by_gpu()
+    token_bytes = 2 * 2 * 512 * 2  # layers, keys and values, bfloat16
+    assert answer.cache == (64 * 47 * token_bytes, 64, 47, token_bytes)
+    assert gpu.allocated_at.phase == "decode"
+    # One of a layer's tensors is there twice while it is made longer.
+    held = answer.cache.nbytes
+    assert held <= gpu.made_of["KV cache"] <= held + held // 4
+    assert "4.00 KiB a token and user: 1,000 tokens more take 250 MiB" in str(verdict)

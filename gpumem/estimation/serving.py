@@ -12,6 +12,7 @@ memory of their own. What cuDNN's attention takes for itself (GPUs with compute 
 is not known. ``cache="paged"`` is vLLM's arithmetic: `gpumem.estimation.paged`.
 """
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -131,27 +132,29 @@ class Served:
     def _boundary(self, name: str, most: int) -> int:
         """Return the largest value of a field that fits, up to ``most``, where the next does not.
 
-        Each guess is where the bytes reserved for two values before it would meet the capacity.
+        A guess is where the bytes reserved for the last two values would meet the capacity; every
+        third is in the middle of what is left.
         """
-        known: dict[int, tuple[bool, int]] = {}
         fitting, failing = 0, most + 1
-        now = getattr(self.serving, name)
-        found, reserved = self, self.peak_reserved_bytes
-        last = (0, self.weights_bytes)
-        while failing - fitting > 1:
-            known[now] = found.fits, reserved
-            fitting, failing = (now, failing) if found.fits else (fitting, min(failing, now))
-            slope = (reserved - last[1]) / (now - last[0]) if now != last[0] else 0
-            last = now, reserved
-            guess = fitting + 1
-            if slope > 0:
-                guess = now + int((self.capacity_bytes - reserved) / slope)
+        now, found, last = getattr(self.serving, name), self, (0, self.weights_bytes)
+        for guesses in itertools.count(1):
+            reserved_bytes = found.peak_reserved_bytes
+            if found.fits:
+                fitting = now
+            else:
+                failing = min(failing, now)
+            if failing - fitting <= 1:
+                return fitting
+            slope = (reserved_bytes - last[1]) / (now - last[0])
+            last = now, reserved_bytes
+            guess = (fitting + failing) // 2
+            if guesses % 3 and slope > 0:
+                guess = now + int((self.capacity_bytes - reserved_bytes) / slope)
             now = min(max(guess, fitting + 1), failing - 1)
-            if now in known or now < 1:
-                break
-            found = _served(self.model, self.config, self.serving.but(**{name: now}), self.gpu)
-            reserved = found.peak_reserved_bytes
-        return fitting
+            changed = self.serving.but(**{name: now})
+            with following(None if self.torch == torch_release() else self.torch):
+                found = _served(self.model, self.config, changed, self.gpu)
+        raise AssertionError
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy; ``most_users`` and ``longest_prompt_tokens``, which take long,

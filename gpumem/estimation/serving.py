@@ -12,7 +12,6 @@ memory of their own. What cuDNN's attention takes for itself (GPUs with compute 
 is not known. ``cache="paged"`` is vLLM's arithmetic: `gpumem.estimation.paged`.
 """
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from gpumem.allocator.attention_workspaces import divides_keys, keys_in_block
 from gpumem.allocator.replay import Player
 from gpumem.allocator.workspaces import with_workspaces
 from gpumem.estimation.estimate import assumed_gpu, repeated_layers
-from gpumem.estimation.generation import MOST_TOKENS, Serving, answering
+from gpumem.estimation.generation import MOST, MOST_TOKENS, Serving, answering
 from gpumem.estimation.model_building import possible_for
 from gpumem.estimation.paged import Paged, answers, batch_of, refuse_other_caches
 from gpumem.estimation.training import import_libraries
@@ -130,21 +129,25 @@ class Served:
         return self.serving.users / seconds
 
     def _boundary(self, name: str, most: int) -> int:
-        """Return the largest value of a field that fits, up to ``most``, where the next does not.
+        """Return the largest value of a field that fits, up to ``most``, where the next does not,
+        or is more than `Serving` takes.
 
         A guess is where the bytes reserved for the last two values would meet the capacity; every
         third is in the middle of what is left.
         """
+        most = min(most, MOST[name])
         fitting, failing = 0, most + 1
         now, found, last = getattr(self.serving, name), self, (0, self.weights_bytes)
-        for guesses in itertools.count(1):
+        guesses = 0
+        while True:
+            guesses += 1
             reserved_bytes = found.peak_reserved_bytes
             if found.fits:
                 fitting = now
             else:
                 failing = min(failing, now)
             if failing - fitting <= 1:
-                return fitting
+                return min(fitting, most)
             slope = (reserved_bytes - last[1]) / (now - last[0])
             last = now, reserved_bytes
             guess = (fitting + failing) // 2
@@ -154,7 +157,6 @@ class Served:
             changed = self.serving.but(**{name: now})
             with following(None if self.torch == torch_release() else self.torch):
                 found = _served(self.model, self.config, changed, self.gpu)
-        raise AssertionError
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy; ``most_users`` and ``longest_prompt_tokens``, which take long,

@@ -161,12 +161,12 @@ class _LibraryAnswers(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.generation is not None:
             self.generation.saw(func, out)
-        if isinstance(out, FakeTensor) and (device is not None or out.constant is not None):
-            # Numbers are copied, and computed with, without their device.
+        if func is torch.ops.aten._to_copy.default and device is not None:
+            out.fake_device = torch.device(device)  # numbers are copied without it
+        elif device is None and isinstance(out, FakeTensor) and out.constant is not None:
+            # And computed with.
             given = [t.device for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-            if func is torch.ops.aten._to_copy.default and device is not None:
-                out.fake_device = torch.device(device)
-            elif given and all(each == GPU_DEVICE for each in given):
+            if given and all(each == GPU_DEVICE for each in given):
                 out.fake_device = GPU_DEVICE
         if func in _KEEP_ALL and out.numel() < args[0].numel():
             out.untyped_storage().resize_(args[0].numel() * out.element_size())

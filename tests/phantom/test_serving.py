@@ -75,7 +75,7 @@ def test_so_many_users_fit_and_one_more_runs_out_of_memory(on_phantom, tmp_path)
     script.write_text(
         "import sys, labkit as lab\n"
         "from gpumem.models.catalogue import config\n"
-        "kind = dict(precision='fp16', prompt_tokens=500, new_tokens=8)\n"
+        "kind = dict(precision='fp16', prompt_tokens=4000, new_tokens=8)\n"
         "for users in map(int, sys.argv[1:]):\n"
         "    job = lab.generation(config('SmolLM2-135M', layers=4), users=users, **kind)\n"
         "    print(lab.measure(job, steps=1, track=False).oom is None)\n"

@@ -119,7 +119,7 @@ def test_more_than_the_model_knows_positions_is_never_offered():
 
 
 def test_a_request_that_fails_names_its_pass():
-    serving = gpumem.Serving(users=2, prompt_tokens=16, new_tokens=64)
+    serving = gpumem.Serving(users=512, prompt_tokens=4, new_tokens=64)
     decoding = decoding_of("tiny", TINY, serving, gpu_named("a100-80gb"))
     free = _play(decoding, 80 * GIB)
     grown = next(n for n, nbytes in enumerate(free.reserved, 1) if nbytes > free.reserved[0])

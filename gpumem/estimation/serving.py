@@ -46,6 +46,8 @@ MOST_CHANGES = 40_000_000
 LOADING, PREFILL, LOGITS, DECODE = "loading", "prefill", "prefill, its logits", "decode"
 CACHE = str(Category.CACHE)
 _BAR = 40  # characters
+#: Where a search for what fits begins, whatever was asked for before.
+_START = {"users": 1, "prompt_tokens": 2048}
 _LASTING = (Category.WEIGHTS, Category.BUFFERS)
 
 
@@ -103,8 +105,8 @@ class Served:
 
     @cached_property
     def most_users(self) -> int:
-        """The most users whose conversations of this length fit together: one more does not. 0: not
-        even one. Found by replaying several numbers of users, which takes some time."""
+        """How many users' conversations of this length fit together: one more does not. 0: not even
+        one. Found by replaying several numbers of users, which takes some time."""
         most = MOST_TOKENS // self.serving.prompt_tokens
         return self._boundary("users", most)
 
@@ -129,34 +131,38 @@ class Served:
         return self.serving.users / seconds
 
     def _boundary(self, name: str, most: int) -> int:
-        """Return the largest value of a field that fits, up to ``most``, where the next does not,
-        or is more than `Serving` takes.
+        """Return a value of a field that fits, up to ``most``, where the next does not.
+
+        Some larger one may fit again: it depends on how requests meet the blocks that are free.
 
         A guess is where the bytes reserved for the last two values would meet the capacity; every
         third is in the middle of what is left.
         """
         most = min(most, MOST[name])
         fitting, failing = 0, most + 1
-        now, found, last = getattr(self.serving, name), self, (0, self.weights_bytes)
+        now, last = min(_START[name], most), (0, self.weights_bytes)
         guesses = 0
-        while True:
+        while failing - fitting > 1:
+            found = self._with(name, now)
             guesses += 1
-            reserved_bytes = found.peak_reserved_bytes
             if found.fits:
                 fitting = now
             else:
-                failing = min(failing, now)
-            if failing - fitting <= 1:
-                return min(fitting, most)
-            slope = (reserved_bytes - last[1]) / (now - last[0])
-            last = now, reserved_bytes
+                failing = now
+            slope = (found.peak_reserved_bytes - last[1]) / (now - last[0])
+            last = now, found.peak_reserved_bytes
             guess = (fitting + failing) // 2
             if guesses % 3 and slope > 0:
-                guess = now + int((self.capacity_bytes - reserved_bytes) / slope)
+                guess = now + int((self.capacity_bytes - found.peak_reserved_bytes) / slope)
             now = min(max(guess, fitting + 1), failing - 1)
-            changed = self.serving.but(**{name: now})
-            with following(None if self.torch == torch_release() else self.torch):
-                found = _served(self.model, self.config, changed, self.gpu)
+        return fitting
+
+    def _with(self, name: str, value: int) -> "Served":
+        if getattr(self.serving, name) == value:
+            return self
+        changed = self.serving.but(**{name: value})
+        with following(None if self.torch == torch_release() else self.torch):
+            return _served(self.model, self.config, changed, self.gpu)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy; ``most_users`` and ``longest_prompt_tokens``, which take long,

@@ -94,11 +94,11 @@ def test_kinds_of_cache_and_numbers_take_what_they_must():
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_so_many_users_fit_and_one_more_does_not(cache):
     gpu = gpu_named("1GiB:8.0")
-    found = serve(gpu=gpu, cache=cache, prompt_tokens=500, new_tokens=20)
+    found = serve(gpu=gpu, cache=cache, prompt_tokens=4000, new_tokens=20)
     most = found.most_users
     assert most > 3
-    assert serve(gpu=gpu, cache=cache, prompt_tokens=500, new_tokens=20, users=most).fits
-    more = serve(gpu=gpu, cache=cache, prompt_tokens=500, new_tokens=20, users=most + 1)
+    assert serve(gpu=gpu, cache=cache, prompt_tokens=4000, new_tokens=20, users=most).fits
+    more = serve(gpu=gpu, cache=cache, prompt_tokens=4000, new_tokens=20, users=most + 1)
     assert not more.fits
     assert more.most_users == most  # wherever the search begins
     assert found.to_dict()["most_users"] == most
@@ -134,7 +134,10 @@ def test_a_request_that_fails_names_its_pass():
 
 def test_paged_is_vllms_arithmetic():
     gpu = gpu_named("a100-80gb")
-    config = LlamaConfig(**SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 4096})
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_attention_heads": 16}
+    config = LlamaConfig(
+        vocab_size=1000, num_hidden_layers=12, max_position_embeddings=4096, **sizes
+    )
     kind = {"gpu": gpu, "cache": "paged", "prompt_tokens": 1000, "new_tokens": 25}
     found = serve(config, **kind)
     assert paged.batch_of(gpu) == (2048, 256)
@@ -149,13 +152,16 @@ def test_paged_is_vllms_arithmetic():
         found.cache_bytes_per_token
     )
     small = gpu_named("2GiB:8.0")
-    few = serve(config, **kind | {"gpu": small})
+    few = serve(config, **kind | {"gpu": small, "users": 8})
     most = few.most_users
     assert 0 < most < 256
     assert serve(config, **kind | {"gpu": small, "users": most}).fits
     assert not serve(config, **kind | {"gpu": small, "users": most + 1}).fits
     longest = few.longest_prompt_tokens
-    assert serve(config, **kind | {"gpu": small, "prompt_tokens": longest}).fits
+    assert longest < 4072
+    kind |= {"gpu": small, "users": 8}
+    assert serve(config, **kind | {"prompt_tokens": longest}).fits
+    assert not serve(config, **kind | {"prompt_tokens": longest + 16}).fits
     assert "blocks of 16 tokens" in str(few)
 
 

@@ -52,10 +52,22 @@ def _flash_forward(
         return []
     if tokens == 1:  # those that share a head of the keys count as its queries
         heads, tokens = key.shape[1], heads // key.shape[1]
-    blocks = -(-key.shape[2] // (256 if size <= 64 else 128 if size <= 128 else 64))
+    blocks = -(-key.shape[2] // keys_in_block(size))
     parts = _key_parts(batch * heads * -(-tokens // 64), 2 * gpu.multiprocessors, blocks)
     row_bytes = 4 * parts * batch * heads * tokens
     return held(row_bytes, row_bytes * up(size, 32 if size <= 128 else 64)) if parts > 1 else []
+
+
+def keys_in_block(size: int) -> int:
+    """Return how many keys flash attention reads at a time, by the size of a head."""
+    return 256 if size <= 64 else 128 if size <= 128 else 64
+
+
+def divides_keys(rows: int, gpu: Gpu) -> bool:
+    """Return whether flash may divide the keys among blocks of threads, for so many heads of the
+    keys in a batch that is decoded."""
+    newer = (gpu.compute_capability or (0, 0)) >= (8, 0) and gpu.multiprocessors
+    return bool(newer) and _key_parts(rows, 2 * gpu.multiprocessors, 1 << 20) > 1
 
 
 def _key_parts(rows: int, threads: int, blocks: int) -> int:

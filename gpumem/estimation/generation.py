@@ -36,7 +36,7 @@ _CHOICES = {
     "kv_dtype": KV_DTYPES,
     "attention": ("sdpa", "eager"),
 }
-_MOST = {"users": 65_536, "prompt_tokens": 1 << 22, "new_tokens": 1 << 16}
+MOST = {"users": 65_536, "prompt_tokens": 1 << 22, "new_tokens": 1 << 16}
 #: In the prompts of one batch.
 MOST_TOKENS = 1 << 26
 
@@ -81,8 +81,8 @@ class Serving:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name in _MOST:
-                value = positive_int(value, name, most=_MOST[name])
+            if name in MOST:
+                value = positive_int(value, name, most=MOST[name])
             elif value is not None or name not in ("quantize", "kv_dtype"):
                 value = one_of(value, _CHOICES[name], name)
             object.__setattr__(self, name, value)
@@ -212,7 +212,7 @@ class Conversation:
         device = self.model.get_input_embeddings().weight.device
         shape = serving.users, serving.prompt_tokens + skipped
         with refusing(self.name, "served"), _quietly():
-            ids = torch.randint(known, shape, device=device)
+            ids = torch.randint(known, shape, device="cpu").to(device)  # as from a tokenizer
             self.model.generate(
                 ids,
                 max_new_tokens=new_tokens or serving.new_tokens - skipped,

@@ -21,10 +21,11 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from gpumem.allocator.attention_workspaces import divides_keys, keys_in_block
 from gpumem.allocator.replay import Player
 from gpumem.allocator.workspaces import with_workspaces
 from gpumem.estimation.estimate import assumed_gpu, repeated_layers
-from gpumem.estimation.generation import MOST_TOKENS, Serving, answering
+from gpumem.estimation.generation import MOST, MOST_TOKENS, Serving, answering
 from gpumem.estimation.model_building import possible_for
 from gpumem.estimation.paged import Paged, answers, batch_of, refuse_other_caches
 from gpumem.estimation.training import import_libraries
@@ -43,8 +44,10 @@ from gpumem.units import as_printed, format_bytes
 #: What a replay serves in some minutes.
 MOST_CHANGES = 40_000_000
 LOADING, PREFILL, LOGITS, DECODE = "loading", "prefill", "prefill, its logits", "decode"
-CACHE = "KV cache"
+CACHE = str(Category.CACHE)
 _BAR = 40  # characters
+#: Where a search for what fits begins, whatever was asked for before.
+_START = {"users": 1, "prompt_tokens": 2048}
 _LASTING = (Category.WEIGHTS, Category.BUFFERS)
 
 
@@ -102,8 +105,8 @@ class Served:
 
     @cached_property
     def most_users(self) -> int:
-        """The most users whose conversations of this length fit together: one more does not. 0: not
-        even one. Found by replaying several numbers of users, which takes some time."""
+        """How many users' conversations of this length fit together: one more does not. 0: not even
+        one. Found by replaying several numbers of users, which takes some time."""
         most = MOST_TOKENS // self.serving.prompt_tokens
         return self._boundary("users", most)
 
@@ -128,29 +131,38 @@ class Served:
         return self.serving.users / seconds
 
     def _boundary(self, name: str, most: int) -> int:
-        """Return the largest value of a field that fits, up to ``most``, where the next does not.
+        """Return a value of a field that fits, up to ``most``, where the next does not.
 
-        Each guess is where the bytes reserved for two values before it would meet the capacity.
+        Some larger one may fit again: it depends on how requests meet the blocks that are free.
+
+        A guess is where the bytes reserved for the last two values would meet the capacity; every
+        third is in the middle of what is left.
         """
-        known: dict[int, tuple[bool, int]] = {}
+        most = min(most, MOST[name])
         fitting, failing = 0, most + 1
-        now = getattr(self.serving, name)
-        found, reserved = self, self.peak_reserved_bytes
-        last = (0, self.weights_bytes)
+        now, last = min(_START[name], most), (0, self.weights_bytes)
+        guesses = 0
         while failing - fitting > 1:
-            known[now] = found.fits, reserved
-            fitting, failing = (now, failing) if found.fits else (fitting, min(failing, now))
-            slope = (reserved - last[1]) / (now - last[0]) if now != last[0] else 0
-            last = now, reserved
-            guess = fitting + 1
-            if slope > 0:
-                guess = now + int((self.capacity_bytes - reserved) / slope)
+            found = self._with(name, now)
+            guesses += 1
+            if found.fits:
+                fitting = now
+            else:
+                failing = now
+            slope = (found.peak_reserved_bytes - last[1]) / (now - last[0])
+            last = now, found.peak_reserved_bytes
+            guess = (fitting + failing) // 2
+            if guesses % 3 and slope > 0:
+                guess = now + int((self.capacity_bytes - found.peak_reserved_bytes) / slope)
             now = min(max(guess, fitting + 1), failing - 1)
-            if now in known or now < 1:
-                break
-            found = _served(self.model, self.config, self.serving.but(**{name: now}), self.gpu)
-            reserved = found.peak_reserved_bytes
         return fitting
+
+    def _with(self, name: str, value: int) -> "Served":
+        if getattr(self.serving, name) == value:
+            return self
+        changed = self.serving.but(**{name: value})
+        with following(None if self.torch == torch_release() else self.torch):
+            return _served(self.model, self.config, changed, self.gpu)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy; ``most_users`` and ``longest_prompt_tokens``, which take long,
@@ -305,12 +317,13 @@ def decoding_of(name: str, config: Any, serving: Serving, gpu: Gpu) -> Decoding:
 
     text = config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    # Flash attention divides the keys by blocks of so many (see attention_workspaces).
-    block = 256 if size <= 64 else 128 if size <= 128 else 64
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     static = serving.cache == "static"
-    # Pass n reads prompt_tokens + n - 1 tokens.
+    # Pass n reads prompt_tokens + n - 1 tokens. With each block of keys flash may take another way.
     lengths = range(serving.prompt_tokens, serving.seq_len + 1)
-    edges = [n - serving.prompt_tokens + 1 for n in lengths if n % block == 0 and not static]
+    blocks = [n for n in lengths if n % keys_in_block(size) == 0]
+    divided = not static and divides_keys(serving.users * heads, gpu)
+    edges = [n - serving.prompt_tokens + 1 for n in blocks if divided]
     return Decoding(trace_at, serving.new_tokens, edges, fixed=static)
 
 

@@ -76,7 +76,7 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
             generation = push(fake_generation(as_cuda=as_cuda))
         # A learner's error is theirs to read, without the mode's own log of it above.
         push(patch(fake_tensor.log, "disabled", True))
-        push(fake_bitsandbytes(as_cuda=as_cuda))
+        push(fake_bitsandbytes(gpu))
         push(_LibraryAnswers(generation))
         if as_cuda:
             push(cuda_names())
@@ -161,12 +161,12 @@ class _LibraryAnswers(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.generation is not None:
             self.generation.saw(func, out)
-        if isinstance(out, FakeTensor) and (device is not None or out.constant is not None):
-            # Numbers are copied, and computed with, without their device.
+        if func is torch.ops.aten._to_copy.default and device is not None:
+            out.fake_device = torch.device(device)  # numbers are copied without it
+        elif device is None and isinstance(out, FakeTensor) and out.constant is not None:
+            # And computed with.
             given = [t.device for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-            if func is torch.ops.aten._to_copy.default and device is not None:
-                out.fake_device = torch.device(device)
-            elif given and all(each == GPU_DEVICE for each in given):
+            if given and all(each == GPU_DEVICE for each in given):
                 out.fake_device = GPU_DEVICE
         if func in _KEEP_ALL and out.numel() < args[0].numel():
             out.untyped_storage().resize_(args[0].numel() * out.element_size())

@@ -40,6 +40,10 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "gpumem.estimation.estimate": ("estimate",),
         "gpumem.estimation.advice": ("advise",),
     },
+    "Plan what answers": {
+        "gpumem.estimation.generation": ("Serving", "generation"),
+        "gpumem.estimation.serving": ("serve",),
+    },
 }
 
 __all__, __getattr__, __dir__ = public_names(__name__, GROUPS)

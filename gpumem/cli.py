@@ -1,4 +1,4 @@
-"""``labkit estimate | advise | models | gpus``: what a training run takes, and what to train with.
+"""``labkit estimate | advise | models | gpus``: what training or answering takes, and how to train.
 
 The first two exit with 0 if something fits, 1 if nothing does, 2 for bad input.
 
@@ -39,6 +39,17 @@ _RECIPE_HELP = {
     "chunked_loss": "compute the logits a piece of the batch at a time",
 }
 
+_SERVING_COUNTS = ("users", "prompt_tokens", "new_tokens")
+_SERVING_OPTIONS = {
+    "--users": ("users", "with --serve: conversations at the same time (default: 1)"),
+    "--prompt": ("prompt_tokens", "with --serve: tokens of each prompt (default: 2048)"),
+    "--new": ("new_tokens", "with --serve: tokens of each answer (default: 512)"),
+    "--cache": ("cache", "with --serve: dynamic (default), static or paged, vLLM's"),
+    "--kv-dtype": ("kv_dtype", "with --serve: fp8, of the cache's numbers (default: the model's)"),
+}
+#: Fields that a recipe and `Serving` share.
+_SHARED = ("precision", "quantize", "attention")
+
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser's ``commands``."""
@@ -51,7 +62,7 @@ def add_commands(commands: Any) -> None:
     common.add_argument("--json", action="store_true", help="print everything found as JSON")
     planning = {"epilog": _EXIT, "parents": [common]}
 
-    text = "say what training a model takes on a GPU, without the GPU"
+    text = "say what training a model, or answering with it, takes on a GPU, without the GPU"
     estimate = commands.add_parser("estimate", help=text, **planning)
     estimate.set_defaults(action=_estimate)
     add_recipe_options(estimate)
@@ -60,6 +71,10 @@ def add_commands(commands: Any) -> None:
     option("--gpu", metavar="NAME", help=f"{GPU_HELP} (default: {smallest})")
     option("--recipe", metavar="FILE.json", help="start from a recipe in a file")
     option("--exact", action="store_true", help="trace every layer, even if identical")
+    option("--serve", action="store_true", help="answering, not training: the options below")
+    for flag, (field, help) in _SERVING_OPTIONS.items():
+        kind = {"metavar": "N", "type": int} if field in _SERVING_COUNTS else {"metavar": "KIND"}
+        option(flag, dest=field, default=argparse.SUPPRESS, help=help, **kind)
 
     text = "say how to train a model on a GPU, and write the script"
     advise = commands.add_parser("advise", help=text, **planning)
@@ -93,6 +108,11 @@ def size(text: str) -> int:
 
 
 def _estimate(options: argparse.Namespace) -> int:
+    given = [flag for flag, (field, _) in _SERVING_OPTIONS.items() if field in options]
+    if options.serve:
+        return _serve(options)
+    if given:
+        raise InputError(f"{given[0]} belongs to answering: say --serve too")
     from gpumem.estimation.estimate import estimate
     from gpumem.estimation.recipe import Recipe
     from gpumem.files import read_file
@@ -111,6 +131,23 @@ def _estimate(options: argparse.Namespace) -> int:
             **recipe_fields(options),
         )
     print(_as_text(found, options))
+    return 0 if found.fits else 1
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from gpumem.estimation.serving import serve
+
+    training = [name for name in recipe_fields(options) if name not in _SHARED]
+    training += [name for name in ("recipe", "exact", "host_memory") if getattr(options, name)]
+    if training:
+        raise InputError(f"--{training[0].replace('_', '-')} is for training: leave out --serve")
+    names = [field for field, _ in _SERVING_OPTIONS.values()]
+    fields = {name: value for name, value in vars(options).items() if name in (*names, *_SHARED)}
+    with _one_sentence(options.model):
+        found = serve(options.model, gpu=options.gpu, torch=options.torch, **fields)
+        found.most_users, found.longest_prompt_tokens  # noqa: B018 (the answer has both)
+        text = _as_text(found, options)
+    print(text)
     return 0 if found.fits else 1
 
 

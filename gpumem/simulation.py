@@ -14,7 +14,7 @@ is set aside in the capacity.
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError, positive_int
 from gpumem.runs import OutOfMemory, Run, named_categories, work_figures
 from gpumem.trace import Category, Trace, Work
-from gpumem.tracker import track
+from gpumem.tracker import Tracker, track
 
 
 def simulate(
@@ -126,16 +126,7 @@ def simulated_log(
     steps = positive_int(steps, "steps")
     parameters = check_arguments(experiment, parameters, steps=steps)
     device = GPU_DEVICE if gpu else torch.device("cpu")
-    tracker = track(device=str(device), work=True)
-    if gpu:
-        tracker.workspaces = partial(kernel_workspaces, gpu=gpu)
-        tracker.key_of_parts = key_of_parts
-    with contextlib.ExitStack() as stack:
-        gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
-        stack.callback(gc.unfreeze)
-        stack.enter_context(fake_tensors(gpu))
-        tracker.streams = FakeStreams()
-        stack.enter_context(tracker)
+    with recording(gpu) as tracker:
         job = Steps(experiment, device, parameters)
         with contextlib.closing(job):
             try:
@@ -156,6 +147,21 @@ def simulated_log(
             "and the batches with device=device"
         )
     return Log(plain_parameters(experiment, parameters), trace, tracker.step_work)
+
+
+@contextlib.contextmanager
+def recording(gpu: Gpu | None) -> Iterator[Tracker]:
+    """Record what is done inside, with fake tensors for ``gpu``, or for this machine's CPU."""
+    tracker = track(device=str(GPU_DEVICE if gpu else torch.device("cpu")), work=True)
+    if gpu:
+        tracker.workspaces = partial(kernel_workspaces, gpu=gpu)
+        tracker.key_of_parts = key_of_parts
+    with contextlib.ExitStack() as stack:
+        gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
+        stack.callback(gc.unfreeze)
+        stack.enter_context(fake_tensors(gpu))
+        tracker.streams = FakeStreams()
+        yield stack.enter_context(tracker)
 
 
 def run_of(log: Log, gpu: Gpu | None, *, name: str) -> Run:

@@ -23,8 +23,9 @@ THIN_ABOVE, BUCKETS = 4000, 1200
 class Category(enum.StrEnum):
     """What a byte is for, in the order in which figures stack it.
 
-    Only a phantom GPU knows inputs (copied from the host, or handed to a model), cuBLAS's
-    workspaces, and what else a script itself makes outside any module.
+    Only a phantom GPU knows transformers' caches of keys and values, inputs (copied from the host,
+    or handed to a model), cuBLAS's workspaces, and what else a script itself makes outside any
+    module.
     """
 
     WEIGHTS = "weights"
@@ -33,6 +34,7 @@ class Category(enum.StrEnum):
     OPTIMIZER = "optimizer"
     ACTIVATIONS = "activations"
     TEMPORARY = "temporary"
+    CACHE = "KV cache"
     INPUTS = "inputs"
     WORKSPACES = "workspaces"
     SCRIPT = "script's tensors"
@@ -41,7 +43,7 @@ class Category(enum.StrEnum):
 
 class Phase(enum.StrEnum):
     """Which part of a training step was running; only a phantom GPU tells forward passes without
-    gradients from others."""
+    gradients from others, and of transformers' ``generate`` the first, over the prompt."""
 
     SETUP = "setup"
     FORWARD = "forward"
@@ -49,10 +51,12 @@ class Phase(enum.StrEnum):
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"
     GENERATION = "generation"
+    PREFILL = "prefill"
+    DECODE = "decode"
     OTHER = "other"
 
 
-WITHOUT_GRADIENTS = (Phase.EVALUATION, Phase.GENERATION)
+WITHOUT_GRADIENTS = (Phase.EVALUATION, Phase.GENERATION, Phase.PREFILL, Phase.DECODE)
 
 # --- a trace: everything that was allocated and freed, in order --------------------------------
 

@@ -330,7 +330,8 @@ class History:
         for block in self.live.values():
             tag = block.tag
             evaluating = tag.phase in WITHOUT_GRADIENTS
-            if block.category is None and (evaluating or tag.step > 1):
+            unknown = block.category in (None, Category.CACHE)
+            if unknown and (evaluating or tag.step > 1):
                 number = self.evaluations.index(tag.step) if evaluating else tag.step
                 left[evaluating, tag.module, block.line][number].append(block)
         grown: dict[bool, list[Block]] = {False: [], True: []}

@@ -17,6 +17,7 @@ from gpumem.hardware.least_seconds import least_seconds
 from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Phase
 from gpumem.units import MIB, format_bytes, table_lines
 from phantom_gpu.report_records import (
+    CacheHeld,
     GpuReport,
     Holder,
     PassesAlive,
@@ -289,6 +290,8 @@ class FitReport:
             ),
             "Steps": _steps(answer),
         }
+        if answer.cache is not None:
+            facts["KV cache"] = _cache(answer.cache)
         at, allocated_at = gpu.reserved_at, gpu.allocated_at
         if (at.step, at.phase) != (allocated_at.step, allocated_at.phase):
             most = format_bytes(gpu.peak_reserved_bytes)
@@ -353,6 +356,15 @@ def gpu_name(answer: ProcessReport, gpu: GpuReport) -> str:
 
 def _what(holder: Holder) -> str:
     return f"{holder.category} {holder.dtype}".strip()
+
+
+def _cache(cache: CacheHeld) -> str:
+    users = "1 user" if cache.users == 1 else f"{cache.users} users"
+    more = format_bytes(1000 * cache.users * cache.token_bytes)
+    return (
+        f"{format_bytes(cache.nbytes)} at most, for {users} with {cache.tokens:,} tokens each; "
+        f"{format_bytes(cache.token_bytes)} a token and user: 1,000 tokens more take {more}"
+    )
 
 
 def _steps(answer: ProcessReport) -> str:

@@ -211,6 +211,16 @@ class StepWork:
     sent_bytes: int
 
 
+class CacheHeld(NamedTuple):
+    """The most that a cache of keys and values held, for how many users and tokens of each, and
+    what one token more of one user takes of it."""
+
+    nbytes: int
+    users: int
+    tokens: int
+    token_bytes: int
+
+
 @dataclass(frozen=True)
 class UnknownValue:
     """A value that nobody computed and that the program read, as zero."""
@@ -245,6 +255,7 @@ class ProcessReport:
             know how large these are.
         remedies: those that apply to the program, which none of them has tried yet.
         updates_itself: it has no optimizer of ``torch.optim``, and steps are its backward passes.
+        cache: the largest of transformers' caches of keys and values; None where there was none.
         faults: of ours, which may have kept something out of this report.
     """
 
@@ -269,3 +280,4 @@ class ProcessReport:
     unsized_workspaces: list[str] = field(default_factory=list)
     updates_itself: bool = False
     remedies: list[Offer] = field(default_factory=list)
+    cache: CacheHeld | None = None

@@ -55,6 +55,7 @@ from gpumem.files import write_atomic
 from gpumem.torch_release import follows
 from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Category, Phase
 from gpumem.units import KIB
+from phantom_gpu import kv_cache
 from phantom_gpu.allocator_history import (
     KEPT_STEPS,
     Addresses,
@@ -166,6 +167,7 @@ class Watch:
         self.faults: list[str] = []
         tried = [(name, [Place(*place) for place in places]) for name, places in orders.trials]
         self.program = Program(trials(tried), self.note_fault)
+        self.caches, self._prefills = kv_cache.Caches(), False
         self._thread = _Thread()
         self._notes = _Notes()
         self._write_tag = _set_metadata or self._notes.write
@@ -190,6 +192,7 @@ class Watch:
     def begin(self) -> None:
         """Watch from now on; what CUDA needs is done when the program first uses it."""
         self.program.begin()
+        kv_cache.SEEN_BY.append(self._cached)
         register_module_forward_pre_hook(self._before_forward)
         register_module_forward_hook(self._after_forward, always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
@@ -306,7 +309,20 @@ class Watch:
             return Phase.FORWARD if trains else Phase.EVALUATION
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return Phase.FORWARD
-        return Phase.GENERATION if _is_running("generate") else Phase.EVALUATION
+        if not _is_running("generate"):
+            return Phase.EVALUATION
+        if _is_running("_prefill"):  # transformers' since 5
+            self._prefills = True
+            return Phase.PREFILL
+        return Phase.DECODE if self._prefills and _is_running("_sample") else Phase.GENERATION
+
+    @guarded
+    def _cached(self, cache: Any, layer: int, keys: torch.Tensor) -> None:
+        """Note where a layer of a cache lies now, and at the last one what the cache holds."""
+        tensors = kv_cache.tensors_of(cache.layers[layer])
+        self._mark(dict.fromkeys(_addresses_of(tensors), Found(Category.CACHE)))
+        if layer == len(cache.layers) - 1:
+            self.caches.filled(cache, keys)
 
     @guarded
     def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
@@ -611,6 +627,7 @@ class Watch:
             unsized_workspaces=_unsized_workspaces(),
             updates_itself=bool(self.updates_itself),
             remedies=self._remedies(),
+            cache=self.caches.largest,
         )
 
     @guarded

@@ -16,8 +16,9 @@ README, FIRST = ROOT / "README.md", ROOT / "notebooks" / "00_start_here.ipynb"
 CELL, HEADING = "00-takeaway-1", "## A map of the course\n"
 BEGIN, END = "<!-- map: begin -->\n", "<!-- map: end -->\n"
 WAYS = {
-    "One GPU of 8 to 24 GB": "04, 06, 08 and 12, then 14 to 16, then 22, 23 and 25",
-    "A 70B model": "06, 08 and 12, then 16, 17, 19 and 20, then 22, 23 and 26",
+    "One GPU of 8 to 24 GB": "04, 06, 08 and 12, then 14 to 16, then 22, 23 and 26",
+    "A 70B model": "06, 08 and 12, then 16, 17, 19 and 20, then 22, 23 and 27",
+    "A model that answers": "08, then 25",
     "Two hours to teach": "the [short syllabus]({home}workshop/syllabus-2h.md)",
 }
 

@@ -1,12 +1,16 @@
-"""What the backward of fused attention takes from PyTorch's allocator beside its results.
+"""What fused attention takes from PyTorch's allocator beside its results.
 
-Flash: a number for each row of the query, and the query's gradient summed in float32. Where several
-query heads share a key head, the keys' and values' gradients for every query head besides, before
-they are added up. Memory-efficient: the same number for each row, and tiles in which the gradients
-are summed.
+Forward, flash divides the keys of a few queries among blocks of threads, as in decoding: each part
+has its own result, and its log-sum-exp, in float32.
+
+Backward, flash: a number for each row of the query, and the query's gradient summed in float32.
+Where several query heads share a key head, the keys' and values' gradients for every query head
+besides, before they are added up. Memory-efficient: the same number for each row, and tiles in
+which the gradients are summed.
 
 Sources, in PyTorch's ``aten/src/ATen/native/transformers/cuda``: ``mha_bwd`` in
-``flash_attn/flash_api.cpp``; ``_flash_attention_backward`` and ``_efficient_attention_backward`` in
+``flash_attn/flash_api.cpp``, and for parts of the keys ``num_splits_heuristic`` and
+``set_params_splitkv`` there; ``_flash_attention_backward`` and ``_efficient_attention_backward`` in
 ``attention_backward.cu``; ``workspace_size`` in ``mem_eff_attention/kernel_backward.h``; for cuDNN
 ``run_cudnn_SDP_bprop`` in ``aten/src/ATen/native/cudnn/MHA.cpp``. Which tiles the memory-efficient
 kernels have was read from what they take on phantom GPUs, as tests/phantom/test_attention.py does
@@ -19,6 +23,7 @@ to 96, which is not seen.
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpumem.allocator.changes import Change, copies, held, up
@@ -30,6 +35,52 @@ Shape = tuple[int, ...]
 _LARGE = ((8, 0), (9, 0), (10, 0))
 _KEYS = 64  # in a tile
 _MOST_SPLITS = 200
+_MOST_PARTS = 128  # of the keys, in a forward pass
+
+
+def _flash_forward(
+    gpu: Gpu,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    _: Any,
+    dropout: float = 0.0,
+    *__: Any,
+    **___: Any,
+) -> list[Change]:
+    batch, heads, tokens, size = query.shape
+    if dropout or gpu.multiprocessors is None:
+        return []
+    if tokens == 1:  # those that share a head of the keys count as its queries
+        heads, tokens = key.shape[1], heads // key.shape[1]
+    blocks = -(-key.shape[2] // keys_in_block(size))
+    parts = _key_parts(batch * heads * -(-tokens // 64), 2 * gpu.multiprocessors, blocks)
+    row_bytes = 4 * parts * batch * heads * tokens
+    return held(row_bytes, row_bytes * up(size, 32 if size <= 128 else 64)) if parts > 1 else []
+
+
+def keys_in_block(size: int) -> int:
+    """Return how many keys flash attention reads at a time, by the size of a head."""
+    return 256 if size <= 64 else 128 if size <= 128 else 64
+
+
+def divides_keys(rows: int, gpu: Gpu) -> bool:
+    """Return whether flash may divide the keys among blocks of threads, for so many heads of the
+    keys in a batch that is decoded."""
+    newer = (gpu.compute_capability or (0, 0)) >= (8, 0) and gpu.multiprocessors
+    return bool(newer) and _key_parts(rows, 2 * gpu.multiprocessors, 1 << 20) > 1
+
+
+def _key_parts(rows: int, threads: int, blocks: int) -> int:
+    """Return into how many parts ``blocks`` of keys are divided for ``rows`` of blocks of queries:
+    the fewest that keep ``threads``, pairs of multiprocessors, almost as busy as any number can."""
+    if rows >= np.float32(0.8) * np.float32(threads):
+        return 1
+    busy = {}
+    for parts in range(1, min(_MOST_PARTS, threads, blocks) + 1):
+        if parts == 1 or -(-blocks // parts) != -(-blocks // (parts - 1)):
+            waves = np.float32(rows * parts) / np.float32(threads)
+            busy[parts] = waves / np.ceil(waves)
+    return next(parts for parts, share in busy.items() if share >= 0.85 * float(max(busy.values())))
 
 
 def _flash(
@@ -131,6 +182,7 @@ def _tile(size: int, item_bytes: int, gpu: Gpu) -> tuple[int, int, bool]:
 
 
 RULES = {
+    aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn,

@@ -4,14 +4,15 @@ Softmax's backward multiplies gradient and result into a tensor of its own befor
 A mean loss first computes the loss of each element. Scattering into a mask counts what is before
 each place. Group norm computes a scale and a shift for every channel of every image. Drawing from a
 distribution divides it by random numbers. ``unfold`` first makes room for as much as it reads. The
-gradient of distances is first that of each pair. Sums, sorts and attention have modules of their
-own.
+gradient of distances is first that of each pair. ``isin`` compares each pair. Sums, sorts and
+attention have modules of their own.
 
 Sources, in PyTorch's ``aten/src/ATen/native/cuda``: ``softmax_backward_cuda_out`` in
 ``SoftMax.cu``; ``launch_masked_scatter_kernel`` in ``IndexKernel.cu``;
 ``GroupNormKernelImplInternal`` and ``GroupNormBackwardKernelImplInternal`` in
 ``group_norm_kernel.cu``; ``multinomial_out`` in ``../Distributions.cpp``;
-``im2col_cuda`` in ``Im2Col.cu``; ``_pdist_backward`` in ``../Distance.cpp``.
+``im2col_cuda`` in ``Im2Col.cu``; ``_pdist_backward`` in ``../Distance.cpp``;
+``isin_default_kernel_gpu`` in ``TensorCompare.cpp``.
 
 Limits: GPUs with memory of their own. What a kernel takes before its results is logged after them.
 """
@@ -101,7 +102,12 @@ def _multinomial(
     return [] if replacement and draws > 1 else held(weights.nbytes)
 
 
+def _isin(gpu: Gpu, elements: torch.Tensor, wanted: torch.Tensor, **_: Any) -> list[Change]:
+    return held(elements.numel() * wanted.numel(), elements.numel())
+
+
 _RULES = {
+    aten.isin.Tensor_Tensor: _isin,
     aten._softmax_backward_data.default: _first_again,
     aten.mse_loss.default: _mean_loss,
     aten.smooth_l1_loss.default: _mean_loss,

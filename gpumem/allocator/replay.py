@@ -148,6 +148,10 @@ class Player:
             self._live[category] -= held_bytes
         return highest_bytes
 
+    def handle(self, number: int) -> int:
+        """Return the allocator's handle of a storage that is alive."""
+        return self._held[number][0]
+
     def _allocate(self, index: int, nbytes: int) -> int:
         allocator, stream = self.allocator, self.trace.events[index].stream
         try:

@@ -28,9 +28,10 @@ DEFAULT_BYTES = 2 * 4096 * KIB + 8 * 16 * KIB
 HOPPER_BYTES = 32 * MIB
 ROCM_BYTES = 128 * MIB  # gfx94x, the AMD GPUs of the catalogue
 LT_BYTES = MIB  # of cuBLASLt, where it does not share cuBLAS's
+#: bitsandbytes' own products call cuBLAS without PyTorch's handle, or no library.
 _MULTIPLYING = {
     *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
-    *("gemm_4bit", "int8_linear_matmul", "linalg_inv_ex", "_linalg_det", "_linalg_solve_ex"),
+    *("linalg_inv_ex", "_linalg_det", "_linalg_solve_ex"),
 }
 
 

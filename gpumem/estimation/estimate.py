@@ -13,7 +13,7 @@ may weights while they are read from files.
 import copy
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -317,8 +317,12 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
         log = replace(found.log, parameters={}, step_work=step_work)
         return RecipeLog(log, found.layer_bytes, exact=False)
     with fake_ranks(recipe.ranks, 0, as_cuda=True) if recipe.ranks > 1 else nullcontext():
-        repeated = None if exact else _repeated_layers(config, recipe, gpu)
-        log = repeated[0] if repeated else simulated_log(training(config, recipe), gpu=gpu)
+
+        def log_of(config: Any, layers: int | None) -> Log:
+            return simulated_log(training(config, recipe), gpu=gpu, layers=layers)
+
+        repeated = None if exact else repeated_layers(config, log_of, ranks=recipe.ranks)
+        log = repeated[0] if repeated else log_of(config, None)
     layer_trace = repeated[1] if repeated else log.trace
     if recipe.ranks > 1:
         # Streams' blocks may only find their places in the second step, and grow in the third.
@@ -327,20 +331,24 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
     return RecipeLog(log, one_layer_bytes(layer_trace), exact=repeated is None)
 
 
-def _repeated_layers(config: Any, recipe: Recipe, gpu: Gpu) -> tuple[Log, Trace] | None:
+LogOf = Callable[[Any, int | None], Log]
+
+
+def repeated_layers(config: Any, log_of: LogOf, *, ranks: int = 1) -> tuple[Log, Trace] | None:
     """Return the log extended from few of the decoder's layers, and the trace of the deeper few.
 
+    ``log_of(config, layers)`` traces the model of a config with that many layers in its decoder.
     None where the layers do not repeat.
     """
     layers, period = config.get_text_config().num_hidden_layers, shapes_of(config).period
     if not period:
         return None
     # Some gradients are summed in the first layer alone, which then shows from the third layer on.
-    depths_to_try = SHARDED_DEPTHS[:1] if recipe.ranks > 1 else (SHALLOW, SHALLOW + 1)
+    depths_to_try = SHARDED_DEPTHS[:1] if ranks > 1 else (SHALLOW, SHALLOW + 1)
     traced: dict[int, Trace] = {}
 
     def log_with_layers(count: int) -> Log:
-        log, traced[count] = _repeated_tower(config, recipe, gpu, count, depths_to_try[0] + 1)
+        log, traced[count] = _repeated_tower(config, log_of, count, depths_to_try[0] + 1)
         return log
 
     for fewest in depths_to_try:
@@ -352,9 +360,7 @@ def _repeated_layers(config: Any, recipe: Recipe, gpu: Gpu) -> tuple[Log, Trace]
     return None
 
 
-def _repeated_tower(
-    config: Any, recipe: Recipe, gpu: Gpu, layers: int, fewest: int
-) -> tuple[Log, Trace]:
+def _repeated_tower(config: Any, log_of: LogOf, layers: int, fewest: int) -> tuple[Log, Trace]:
     """Return the log with ``layers`` layers in the decoder, and what was traced for it.
 
     A vision tower's log is extended from ``fewest`` of its layers and one more.
@@ -363,7 +369,7 @@ def _repeated_tower(
     def log_with_tower(depth: int) -> Log:
         other = copy.deepcopy(config)
         other.vision_config.num_hidden_layers = depth
-        return simulated_log(training(other, recipe), gpu=gpu, layers=layers)
+        return log_of(other, layers)
 
     depth = tower_depth(config)
     # The last layer's result may not be used, as LLaVA's: one layer more shows the others.
@@ -371,7 +377,7 @@ def _repeated_tower(
     tower = extended_log(log_with_tower, depth, depths=depths, check=False)
     if tower is not None:
         return tower.log, tower.deeper.trace
-    log = simulated_log(training(config, recipe), gpu=gpu, layers=layers)
+    log = log_of(config, layers)
     return log, log.trace
 
 

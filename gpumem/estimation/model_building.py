@@ -19,7 +19,7 @@ from gpumem.estimation.techniques import FetchedLayer, shard
 from gpumem.estimation.weight_shapes import LANGUAGE, has_experts, linear_layers
 from gpumem.experiment import first_line
 from gpumem.inputs import InputError
-from gpumem.models import catalogue, precisions
+from gpumem.models import catalogue
 
 
 def build_model(config: Any, recipe: Recipe, device: torch.device, layers: int | None) -> Any:
@@ -180,7 +180,7 @@ def _quantized(linear: torch.nn.Module, recipe: Recipe, device: torch.device) ->
         layer.weight = nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
     else:
         kind = {"quant_type": "nf4", "compress_statistics": recipe.quantize == "nf4-double"}
-        computed_in = precisions.autocast_dtype(recipe.precision) or linear.weight.dtype
+        computed_in = recipe.autocast_dtype or linear.weight.dtype
         layer = nn.Linear4bit(columns, rows, compute_dtype=computed_in, **kind, **options)
         layer.weight = nn.Params4bit(weight, requires_grad=False, module=layer, **kind)
     layer.weight = layer.weight.to(device)

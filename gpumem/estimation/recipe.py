@@ -109,11 +109,16 @@ class Recipe:
     @property
     def weights_dtype(self) -> "torch.dtype":
         """Weights are stored in this; frozen ones beside adapters in what autocast computes in."""
-        from gpumem.models.precisions import autocast_dtype, dtype_of  # they need PyTorch
+        from gpumem.models.precisions import dtype_of  # it needs PyTorch
 
-        if self.lora and self.precision.startswith("amp-"):
-            return autocast_dtype(self.precision)
-        return dtype_of(self.precision)
+        return (self.lora and self.autocast_dtype) or dtype_of(self.precision)
+
+    @property
+    def autocast_dtype(self) -> "torch.dtype | None":
+        """What autocast computes in; None without it."""
+        from gpumem.models.precisions import autocast_dtype
+
+        return autocast_dtype(self.precision)
 
     def but(self, **changes: Any) -> "Recipe":
         """Return the same recipe with some fields changed. Errors as for a new recipe."""

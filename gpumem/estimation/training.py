@@ -62,7 +62,7 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
     """
     name, config = find_config(model)
     recipe = possible_for(config, recipe)
-    _import_libraries(recipe)
+    import_libraries(recipe)
 
     def experiment(device: torch.device, layers: int | None = None) -> Iterator[torch.Tensor]:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -71,14 +71,14 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
                 f"this recipe shares a model among {recipe.ranks} ranks, not {ranks}: "
                 f"simulate(..., ranks={recipe.ranks})"
             )
-        with _refusing(name):
+        with refusing(name):
             model = build_model(config, recipe, device, layers)
             job = _Job(model, recipe, device)
         flash = recipe.attention == "flash"
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():
             for ids in _tokens(config, recipe, device):
-                with _refusing(name):
-                    loss = job.add(ids, **_images(config, ids))
+                with refusing(name):
+                    loss = job.add(ids, **images_for(config, ids))
                 if job.ready:
                     job.step()
                     yield loss
@@ -87,7 +87,7 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
     return experiment
 
 
-def _import_libraries(recipe: Recipe) -> None:
+def import_libraries(recipe: Recipe) -> None:
     """Import what the recipe needs: a simulation prepares bitsandbytes only if it is imported."""
     names = ["peft"] if recipe.lora else []
     if recipe.quantize or recipe.optimizer.endswith("8bit"):
@@ -107,7 +107,7 @@ _NOT_THE_MODEL = (InputError, DataDependentOutputException, DynamicOutputShapeEx
 
 
 @contextmanager
-def _refusing(name: str) -> Iterator[None]:
+def refusing(name: str, what: str = "trained by this recipe") -> Iterator[None]:
     """Turn a model's errors into a sentence; out-of-memory errors pass."""
     try:
         yield
@@ -115,7 +115,7 @@ def _refusing(name: str) -> Iterator[None]:
         if isinstance(error, _NOT_THE_MODEL) or is_out_of_memory(error):
             raise
         raise InputError(
-            f"{name} cannot be trained by this recipe: {type(error).__name__}: {first_line(error)}"
+            f"{name} cannot be {what}: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -132,7 +132,7 @@ def _tokens(config: Any, recipe: Recipe, device: torch.device) -> Iterator[torch
         yield torch.randint(known, (rows, columns), device=device)
 
 
-def _images(config: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+def images_for(config: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Put an image's placeholders after the first token of each row of ``ids``; return pixels."""
     places, length = image_tokens(config), ids.shape[1]
     if not places:

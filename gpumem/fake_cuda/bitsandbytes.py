@@ -7,23 +7,24 @@ takes other ways than on CUDA. Inside `fake_bitsandbytes`
 - the table of the 8-bit data type has the real one's length;
 - no activation counts as an outlier of LLM.int8(): how many there are depends on the data;
 - a product with a quantized weight shows the copies that its kernel makes inside;
-- with ``as_cuda`` the int8 product keeps what CUDA's keeps, a 4-bit product of fewer than
-  ``COPIED_ROWS`` rows needs no copy of its weight, and the state of a paged optimizer lies in host
-  memory.
+- for a GPU the int8 product keeps what CUDA's keeps, a 4-bit product of few rows needs no copy of
+  its weight where bitsandbytes' own rule for that GPU says so, and the state of a paged optimizer
+  lies in host memory.
 
 An experiment may be the first to import bitsandbytes: it is loaded outside the simulation.
 
 Source: bitsandbytes 0.50, ``autograd/_functions.py``, ``optim/optimizer.py``,
 ``backends/default/ops.py`` and ``backends/cuda/ops.py``.
 
-Limits: from ``COPIED_ROWS`` to 1536 rows some GPUs do without the copy that is shown, depending on
-the weight's shape. What a quantizing kernel makes inside is not shown. Paged state is counted on
+Limits: on AMD's GPUs a 4-bit product copies its weight from ``COPIED_ROWS`` rows on. What a
+quantizing kernel makes inside is not shown. Paged state is counted on
 the host, also where it would migrate to the GPU. Int8 weights are quantized wherever they were
 made, which a real GPU does only on the way from the CPU. On the CPU the packed form of 4-bit
 weights for inference is left out, and 8-bit optimizers widen one parameter's state at a time.
 """
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,21 +39,22 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-#: ``_gemm_4bit_use_custom_cuda``: below, every GPU since the V100 multiplies by the packed weight.
-#: From here on it depends on the GPU and the shape, and above 512 rows large weights are copied.
+from gpumem.hardware.catalogue import Gpu
+
+#: Below, every GPU multiplies by the packed weight; on NVIDIA's it depends on more.
 COPIED_ROWS = 8
 #: ``Optimizer8bit.get_state_buffer`` pages the state of parameters with at least so many elements.
 PAGED_ELEMENTS = 100_000
 
 
 @contextmanager
-def fake_bitsandbytes(*, as_cuda: bool) -> Iterator[None]:
-    """Inside, bitsandbytes works on fake tensors, however late it is imported."""
+def fake_bitsandbytes(gpu: Gpu | None) -> Iterator[None]:
+    """Inside, bitsandbytes works on fake tensors for ``gpu``, however late it is imported."""
     with ExitStack() as stack:
 
         def prepare() -> None:
             stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", _make_subclass))
-            for patch in _patches(as_cuda):
+            for patch in _patches(gpu):
                 stack.enter_context(patch)
 
         if "bitsandbytes" in sys.modules:
@@ -110,18 +112,19 @@ def _fake_kind(kind: type) -> type:
     return type(kind.__name__, (FakeTensor, kind), {"detach": detach})
 
 
-def _patches(as_cuda: bool) -> Iterator[Any]:
+def _patches(gpu: Gpu | None) -> Iterator[Any]:
     import bitsandbytes
     from bitsandbytes import functional
     from bitsandbytes.autograd import _functions
     from bitsandbytes.nn import modules
     from bitsandbytes.optim.optimizer import Optimizer8bit
 
+    as_cuda = gpu is not None
     patch, plain_product = mock.patch.object, bitsandbytes.matmul
     yield patch(functional, "create_dynamic_map", _for_real(functional.create_dynamic_map))
     # Tables are kept for the process: a fake one must not stay, a real one not come in.
     yield mock.patch.dict(functional.name2qmap, clear=True)
-    yield patch(_functions, "torch", _with_visible_copies(as_cuda))
+    yield patch(_functions, "torch", _with_visible_copies(gpu))
     yield patch(_functions.logger, "disabled", True)  # it names each cast of each int8 layer
     yield patch(modules, "has_avx512bf16", lambda: False)  # such a CPU packs weights by pointer
 
@@ -163,12 +166,12 @@ class _Instead:
         return getattr(self._original, name)
 
 
-def _with_visible_copies(as_cuda: bool) -> _Instead:
+def _with_visible_copies(gpu: Gpu | None) -> _Instead:
     """``torch`` for bitsandbytes' products. PyTorch itself goes on finding the real operators."""
     ops = _Instead(
         torch.ops.bitsandbytes,
         int8_scaled_mm=SimpleNamespace(default=_int8_scaled_product),
-        gemm_4bit=SimpleNamespace(default=functools.partial(_product_4bit, as_cuda)),
+        gemm_4bit=SimpleNamespace(default=functools.partial(_product_4bit, gpu)),
     )
     return _Instead(torch, ops=_Instead(torch.ops, bitsandbytes=ops))
 
@@ -180,9 +183,10 @@ def _int8_scaled_product(a, b, row_stats, column_stats, bias=None, dtype=None):
     return out.to(dtype or half)
 
 
-def _product_4bit(as_cuda, a, packed, shape, absmax, blocksize, quant_type, bias=None, **nested):
-    ops = torch.ops.bitsandbytes
-    if as_cuda and prod(a.shape[:-1]) < COPIED_ROWS and a.shape[-1] % blocksize == 0:
+def _product_4bit(gpu, a, packed, shape, absmax, blocksize, quant_type, bias=None, **nested):
+    ops, rows = torch.ops.bitsandbytes, prod(a.shape[:-1])
+    aligned = a.shape[-1] % blocksize == 0
+    if gpu is not None and aligned and _multiplies_packed(gpu, a.dtype, rows, *shape):
         return ops.gemm_4bit.default(
             a, packed, shape, absmax, blocksize, quant_type, bias=bias, **nested
         )
@@ -193,6 +197,27 @@ def _product_4bit(as_cuda, a, packed, shape, absmax, blocksize, quant_type, bias
         absmax = scales + nested["absmax_offset"]
     weight = ops.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, a.dtype)
     return torch.nn.functional.linear(a, weight, bias)
+
+
+def _multiplies_packed(gpu: Gpu, dtype: torch.dtype, m: int, n: int, k: int) -> bool:
+    """Return whether ``gpu`` multiplies [m, k] by a packed weight [n, k], by bitsandbytes' rule."""
+    if gpu.multiprocessors is None or gpu.compute_capability is None:
+        return m < COPIED_ROWS
+    ops = _cuda_operators()
+    if m > ops._gemm_4bit_custom_max_m:
+        return False
+    of_gpu = (gpu.multiprocessors, *gpu.compute_capability)
+    with mock.patch.object(ops, "_gpu_dispatch_props", return_value=of_gpu):
+        return ops._gemm_4bit_use_custom_cuda.__wrapped__(0, dtype, m, n, k)
+
+
+@functools.cache
+def _cuda_operators() -> ModuleType:
+    """Import what bitsandbytes itself imports only beside PyTorch's CUDA build."""
+    if hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        return importlib.import_module("bitsandbytes.backends.cuda.ops")
+    with mock.patch.object(torch._C, "_cuda_getCurrentRawStream", None, create=True):
+        return importlib.import_module("bitsandbytes.backends.cuda.ops")
 
 
 def _state_buffer(optimizer: Any, parameter: torch.Tensor, dtype=torch.float32) -> torch.Tensor:

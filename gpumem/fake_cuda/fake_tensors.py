@@ -35,6 +35,7 @@ from gpumem.fake_cuda.attention import cuda_attention_choice
 from gpumem.fake_cuda.autocast import cuda_autocast_rules, cuda_operators
 from gpumem.fake_cuda.bitsandbytes import fake_bitsandbytes
 from gpumem.fake_cuda.cuda_names import GPU_DEVICE, cuda_names, no_cuda
+from gpumem.fake_cuda.generation import GENERATION, Generation, fake_generation
 from gpumem.fake_cuda.refusals import NAMES_CUDA, line_of_error, refuse, refuse_cuda
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
@@ -62,6 +63,7 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
         for name in ("get_rng_state", "set_rng_state"):
             # Checkpointing keeps the random state: the CPU's, real, and no tensor of the device.
             push(patch(torch, name, _really(getattr(torch, name))))
+        generation = None
         if importlib.util.find_spec("transformers"):
             # transformers looks at the positions to see whether a batch packs several texts, and
             # builds a mask when it cannot look; a batch that packs none gets none. Imported now:
@@ -71,10 +73,11 @@ def fake_tensors(gpu: Gpu | None) -> Iterator[None]:
             experts = importlib.import_module("transformers.integrations.moe")
             grouped = as_cuda and (gpu.compute_capability or (9, 0)) >= (8, 0)
             push(patch(experts, "_can_use_grouped_mm", lambda *_: grouped))
+            generation = push(fake_generation(as_cuda=as_cuda))
         # A learner's error is theirs to read, without the mode's own log of it above.
         push(patch(fake_tensor.log, "disabled", True))
-        push(fake_bitsandbytes(as_cuda=as_cuda))
-        push(_LibraryAnswers())
+        push(fake_bitsandbytes(gpu))
+        push(_LibraryAnswers(generation))
         if as_cuda:
             push(cuda_names())
             push(cuda_operators())
@@ -137,13 +140,17 @@ class _LibraryAnswers(TorchDispatchMode):
     """Answers 1 where an optimizer of PyTorch's asks for a value (Adafactor scales by norms).
 
     The value changes what is computed, never what is allocated. An experiment's own question is
-    not answered.
+    not answered. What ``generate`` asks is `Generation`'s to answer.
     """
+
+    def __init__(self, generation: Generation | None) -> None:
+        super().__init__()
+        self.generation = generation
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
-            answer = _library_answer(args[0].dtype)
+            answer = _library_answer(args[0], self.generation)
             if answer is not None:
                 return answer
         device = kwargs.get("device")
@@ -161,8 +168,15 @@ class _LibraryAnswers(TorchDispatchMode):
         if func is torch.ops.aten._grouped_mm.default:  # fake tensors know it for bfloat16 alone
             return _create_grouped_mm_output_tensor(*args, None)
         out = func(*args, **kwargs)
+        if self.generation is not None:
+            self.generation.saw(func, out)
         if func is torch.ops.aten._to_copy.default and device is not None:
             out.fake_device = torch.device(device)  # numbers are copied without it
+        elif device is None and isinstance(out, FakeTensor) and out.constant is not None:
+            # And computed with.
+            given = [t.device for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+            if given and all(each == GPU_DEVICE for each in given):
+                out.fake_device = GPU_DEVICE
         if func in _KEEP_ALL and out.numel() < args[0].numel():
             out.untyped_storage().resize_(args[0].numel() * out.element_size())
         if func is _LOG_SIGMOID and args[0].device == GPU_DEVICE:
@@ -188,7 +202,7 @@ def _set_data(tensor: FakeTensor, data: FakeTensor) -> None:
 _data = property(torch.Tensor.data.__get__, _set_data)
 
 
-def _library_answer(dtype: torch.dtype) -> Any:
+def _library_answer(tensor: torch.Tensor, generation: Generation | None) -> Any:
     """Return what PyTorch's own code is told; None where the question is the experiment's own."""
     frame = sys._getframe(2)  # who called .item(), bool() or float(): the first outside the modes
     while frame is not None:
@@ -204,7 +218,9 @@ def _library_answer(dtype: torch.dtype) -> Any:
             return 1
         if name.startswith("torch.optim."):
             # Numbers change no allocation; a yes or no (L-BFGS: stop now?) does: refuse it.
-            return None if dtype is torch.bool else 1.0
+            return None if tensor.dtype is torch.bool else 1.0
+        if name.startswith(GENERATION) and generation is not None:
+            return generation.answer(tensor)
         if not f"{name}.".startswith(("torch.", "gpumem.")):
             return None
         frame = frame.f_back

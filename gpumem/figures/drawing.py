@@ -48,6 +48,7 @@ AREAS: dict[str, tuple[str, str]] = {  # colour and hatch
     Category.OPTIMIZER: ("#009E73", "\\\\\\"),
     Category.ACTIVATIONS: ("#D55E00", "---"),
     Category.TEMPORARY: ("#CC79A7", "xxx"),
+    Category.CACHE: ("#8FBF3F", "++"),
     Category.INPUTS: ("#F0E442", "ooo"),
     Category.WORKSPACES: ("#C9B3E6", "**"),
     Category.SCRIPT: ("#D8C7A0", "|||"),

@@ -48,6 +48,8 @@ PHASE_COLOURS = {
     Phase.OPTIMIZER: "#D0EBDD",
     Phase.EVALUATION: "#E6DCF0",
     Phase.GENERATION: "#E6DCF0",
+    Phase.PREFILL: "#D9CBE8",
+    Phase.DECODE: "#E6DCF0",
     Phase.OTHER: "#F0F0F0",
 }
 SHORT_NAMES = {
@@ -56,6 +58,8 @@ SHORT_NAMES = {
     Phase.OPTIMIZER: "opt",
     Phase.EVALUATION: "eval",
     Phase.GENERATION: "gen",
+    Phase.PREFILL: "pre",
+    Phase.DECODE: "dec",
 }
 TABLE_STEPS = 10
 VISIBLE = 0.004  # of the width

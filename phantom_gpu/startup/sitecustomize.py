@@ -30,6 +30,7 @@ AFTER = [
 if os.environ.get("LABKIT_PHANTOM_WATCH"):
     AFTER += [
         ("safetensors.torch", "watch_script", "after_safetensors"),
+        ("transformers.cache_utils", "kv_cache", "after_caches"),
         ("transformers.modeling_utils", "program", "after_models"),
         ("transformers.training_args", "program", "after_arguments"),
         ("accelerate.accelerator", "program", "after_accelerate"),

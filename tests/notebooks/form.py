@@ -197,7 +197,7 @@ def check_title(lesson: Lesson) -> Iterator[str]:
     if len(titles) != 1 or not first.startswith(f"# {titles[0]}") or not titles[0].endswith("?"):
         yield "the one heading of level 1 is a question, in the first cell"
     said, takes = MINUTES.search(first), minutes(lesson)
-    if not said or takes > MOST_MINUTES or (int(said[1]) != takes and not lesson.capstone):
+    if not said or int(said[1]) != takes or takes > MOST_MINUTES:
         yield f"takes {takes} minutes: the title says so, and {MOST_MINUTES} are the most"
 
 
@@ -315,8 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lesson = Lesson(path, notebook, claims["claims"], repository)
         if options.fix:
             title = lesson.cells[0]
-            if not lesson.capstone:  # whose one exercise is a job of its own
-                title.source = MINUTES.sub(str(minutes(lesson)), title.source)
+            title.source = MINUTES.sub(str(minutes(lesson)), title.source)
             path.write_bytes(canonical(notebook))
         for problem in (problem for rule in RULES for problem in rule(lesson)):
             problems += 1

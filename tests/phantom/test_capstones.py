@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.exercises import lesson_25, lesson_26
+from labkit.exercises import lesson_26, lesson_27
 from labkit.exercises.capstone_job import judge
 from labkit.exercises.checks import Correct
 
 pytestmark = pytest.mark.nightly
-SCRIPT, JOB = lesson_25.script(), lesson_25.JOB
+SCRIPT, JOB = lesson_26.script(), lesson_26.JOB
 BITS = "dtype=torch.bfloat16,\n    quantization_config=four_bits"
 
 
-@pytest.mark.parametrize("capstone", [lesson_25, lesson_26], ids=["24 GB", "8 x 80 GB"])
+@pytest.mark.parametrize("capstone", [lesson_26, lesson_27], ids=["24 GB", "8 x 80 GB"])
 def test_the_solution_does_the_job(capstone):
     done = judge(capstone.script(), capstone.JOB)
     assert isinstance(done, Correct), done

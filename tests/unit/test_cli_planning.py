@@ -56,6 +56,12 @@ def call(capsys, files, *arguments):
         ("estimate GPT-2 --recipe FILES/none.json", "No such file"),
         ("estimate GPT-2 --recipe FILES/field.json", "has no field 'batch_sise'"),
         ("estimate FILES/train.py", "`labkit phantom` runs your script"),
+        ("estimate GPT-2 --users 4", "--users belongs to answering: say --serve too"),
+        ("estimate GPT-2 --serve --lora 16", "--lora is for training: leave out --serve"),
+        ("estimate GPT-2 --serve --exact", "--exact is for training: leave out --serve"),
+        ("estimate GPT-2 --serve --gpu t4", "precision 'fp16' instead"),
+        ("estimate GPT-2 --serve --gpu l4 --cache pages", "Did you mean 'paged'"),
+        ("estimate GPT-2 --serve --gpu l4", "at most 1024"),
         ("advise GPT-2", "--gpu"),
         ("advise GPT-2 --gpu t4 --gpus 0", "gpus must be from 1"),
         ("advise GPT-2 --gpu t4 --seq-len 99999", "at most 1024"),
@@ -70,6 +76,23 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, files, arguments, wor
     assert out == ""
     assert sentence.startswith("labkit: ")
     assert words in sentence
+
+
+def test_answering_as_text_and_as_json(capsys, files):
+    options = ["--serve", "--gpu", "1GiB:8.0", "--prompt", "500", "--new", "8", "--users", "2"]
+    for cache in ("dynamic", "paged"):
+        arguments = ("estimate", "FILES/tiny", *options, "--cache", cache)
+        code, text, _ = call(capsys, files, *arguments)
+        assert code == 0
+        code, printed, _ = call(capsys, files, *arguments, "--json")
+        record = json.loads(printed)
+        assert code == 0
+        assert record["serving"]["users"] == 2
+        assert record["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+        assert f"fit with 500 + 8 tokens each: {record['most_users']:,}." in text
+        assert f"for 2 users: {record['longest_prompt_tokens']:,} tokens." in text
+        assert "tokens a second" not in text  # nothing is known of its bandwidth
+        assert record["bound_tokens_per_second"] is None
 
 
 def test_an_estimate_as_text_and_as_json(capsys, files):

@@ -148,8 +148,11 @@ def copies(rows, card):
 
 def test_many_rows_need_a_copy_of_the_weight_and_few_on_a_gpu_none():
     whole = [4 * WEIGHT]
-    assert copies(COPIED_ROWS, gpu("t4")) == copies(COPIED_ROWS - 1, None) == whole
-    assert copies(COPIED_ROWS - 1, gpu("t4")) == []
+    assert copies(2048, gpu("t4")) == copies(COPIED_ROWS - 1, None) == whole
+    assert copies(COPIED_ROWS - 1, gpu("t4")) == copies(COPIED_ROWS - 1, gpu("mi300x")) == []
+    # Between, it is the GPU's own rule.
+    assert copies(64, gpu("rtx-4090")) == []
+    assert copies(64, gpu("b200")) == copies(64, gpu("mi300x")) == whole
 
 
 def test_cudas_int8_product_is_of_whole_numbers_then_of_half_precision():

@@ -11,7 +11,7 @@ import nbformat
 
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.script import script as training_script
-from labkit.exercises.lesson_26 import script as capstone
+from labkit.exercises.lesson_27 import script as capstone
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 ENDING = (
@@ -34,7 +34,7 @@ def written(notebook):
 def test_every_script_for_torchrun_has_the_ending_that_cannot_abort():
     scripts = {
         "lesson 19": written("19_fsdp.ipynb")["sharded.py"],
-        "capstone, given": written("26_capstone_8x80gb.ipynb")["given_job.py"],
+        "capstone, given": written("27_capstone_8x80gb.ipynb")["given_job.py"],
         "capstone, solved": capstone(),
         "template": training_script(Recipe(ranks=2), model="SmolLM2-135M"),
     }

@@ -12,7 +12,7 @@ from gpumem.estimation import model_building
 from gpumem.estimation.model_building import build_model
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.techniques import chunked_loss
-from gpumem.estimation.training import _images, _Job
+from gpumem.estimation.training import _Job, images_for
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.inputs import InputError
 from gpumem.models import catalogue
@@ -331,7 +331,7 @@ def test_adapters_join_no_experts_and_no_vision_tower(config, adapted):
 def test_a_vision_tower_is_trained_too_and_starts_as_transformers_starts_it():
     model, job = built(IMAGES, Recipe(**SMALL, offload="weights", checkpointing=True))
     ids = tokens()
-    job.add(ids, **_images(IMAGES, ids))
+    job.add(ids, **images_for(IMAGES, ids))
     assert ids[0].tolist().count(500) == 16
     tower = model.model.vision_tower
     assert tower.embeddings.position_ids.tolist() == [list(range(17))]

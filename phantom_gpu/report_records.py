@@ -18,6 +18,8 @@ ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT = (
     "accelerator", "lightning", "trl", "model", "environment",
 )  # fmt: skip
 
+ENDED_WELL = ("finished", "stopped")
+
 #: Names of models, in this process: whose weights were not read, and whose tokenizers were stood
 #: in for.
 NOT_READ: list[str] = []
@@ -194,6 +196,15 @@ class Offer:
     excludes: tuple[str, ...] = ()
 
 
+class Mistake(NamedTuple):
+    """What a program does by mistake: its kind, what that costs and what to write instead, and
+    ``file:line``."""
+
+    kind: str
+    says: str
+    place: str
+
+
 @dataclass(frozen=True)
 class StepWork:
     """What an optimizer step computes and moves: the average of all steps but the first.
@@ -245,6 +256,7 @@ class ProcessReport:
             know how large these are.
         remedies: those that apply to the program, which none of them has tried yet.
         updates_itself: it has no optimizer of ``torch.optim``, and steps are its backward passes.
+        mistakes: of the program, once it has ended.
         faults: of ours, which may have kept something out of this report.
     """
 
@@ -269,3 +281,4 @@ class ProcessReport:
     unsized_workspaces: list[str] = field(default_factory=list)
     updates_itself: bool = False
     remedies: list[Offer] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)

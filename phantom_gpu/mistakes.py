@@ -1,0 +1,558 @@
+"""Name what a program does by mistake, with the line and what to write there instead.
+
+`Evidence` notes, at the hooks of `phantom_gpu.watch_script`, what its other records do not show.
+`found` asks one function for each kind once the program has ended.
+
+Limits: a mistake that costs less than `WORTH` of the peak is not named where its price is known.
+What a program keeps is judged by the steps and batches that it ran. The mask of attention that a
+program writes itself is not seen, nor what is gathered and moved to the host before it is saved.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from gpumem.costs import tensors_in
+from gpumem.trace import Phase
+from gpumem.units import format_bytes
+from phantom_gpu.allocator_history import (
+    LEAST_KEPT_BYTES,
+    Block,
+    FailedEntry,
+    History,
+    is_librarys,
+    line_of,
+    without_numbers,
+)
+from phantom_gpu.guarded import guarded
+from phantom_gpu.program import repeated, unwrapped
+from phantom_gpu.report_records import ENDED_WELL, Mistake, module_name
+
+#: The part of a GPU's peak from which on a mistake is worth a sentence.
+WORTH = 1 / 100
+LEAST_STEPS = 4
+_HALVES = (torch.float16, torch.bfloat16)
+_MODULES = torch.nn.modules.module.__file__
+_aten = torch.ops.aten
+
+
+@dataclass
+class Pass:
+    """A call of the outermost module, in evaluation or generation, that autograd may record.
+
+    ``before_bytes`` were allocated when it began, ``graph_bytes`` more when it ended, its output
+    left out. ``used`` is whether a backward pass has come to it.
+    """
+
+    line: str
+    trained: bool
+    generates: bool
+    before_bytes: int
+    recorded: bool = False
+    graph_bytes: int = 0
+    used: bool = False
+
+
+@dataclass
+class Cost:
+    """The most bytes that a line took at once, and a text about it."""
+
+    nbytes: int = 0
+    text: str = ""
+
+
+CURRENT: list["Evidence"] = []  # this process's, if it has one
+
+
+class Evidence:
+    """What the watch notes for `found`."""
+
+    def __init__(self, note_fault: Callable[[str, Exception], None]) -> None:
+        CURRENT.append(self)
+        self.note_fault = note_fault
+        self.passes: list[Pass] = []
+        self.trains_while_evaluating: set[str] = set()  # classes of models
+        self.kept_losses = ""  # the line of the backward pass
+        self.concatenated: dict[str, Cost] = {}
+        self.fp32_logits: dict[str, Cost] = {}
+        self.scores: dict[str, Cost] = {}
+        self.masks: dict[str, Cost] = {}
+        self.without_gradients = ""  # the line of a reentrant checkpoint
+        self.switched_on: tuple[str, bool] = ("", True)  # that line, whether the model trained
+        self.whole_model: dict[str, Cost] = {}  # recomputed by one checkpoint
+        self.frozen: dict[int, tuple[int, str]] = {}  # bytes and line by optimizer
+        self.unused: dict[int, tuple[int, int, str, str]] = {}
+        self.one_unit: dict[str, Cost] = {}
+        self.gathered: dict[str, Cost] = {}
+        self._pass: Pass | None = None
+        self._recomputed_from = -1
+        self._losses: list[tuple[int, weakref.ref]] = []
+        self._looked_at: weakref.WeakSet = weakref.WeakSet()
+        self._vocabularies: set[int] = set()
+        self._tokens = 0
+        self._joined: dict[tuple[int, torch.Size], int] = {}
+        self._scaled = self._head = 0
+        self._cast_from: torch.dtype | None = None
+        self._never: dict[int, list[weakref.ref]] = {}
+        self._names: dict[int, str] = {}
+        self._sharded_bytes = 0
+
+    # --- forward passes -------------------------------------------------------------------------
+
+    @guarded
+    def begin_pass(self, model: torch.nn.Module, inputs: Any, phase: Phase, trained: bool) -> None:
+        """Note that the outermost module is called."""
+        self._pass = None
+        whole = [t for t in tensors_in(inputs) if not t.is_floating_point()]
+        self._tokens = max((t.numel() for t in whole), default=0)
+        if model not in self._looked_at:
+            self._looked_at.add(model)
+            self._look_at(model)
+        if phase is Phase.EVALUATION and model.training:
+            self.trains_while_evaluating.add(type(model).__name__)
+        if not torch.is_grad_enabled():
+            return
+        line = line_of(sys._getframe(1))
+        if any(getattr(each, "gradient_checkpointing", False) for each in model.modules()):
+            self.switched_on = line, model.training
+        generates = is_running("generate")
+        if not model.training or generates:
+            self._pass = Pass(line, trained, generates, torch.cuda.memory_allocated())
+
+    @guarded
+    def end_pass(self, model: torch.nn.Module, output: Any) -> None:
+        """Note that it has returned; ``output`` is None after an error."""
+        begun, self._pass = self._pass, None
+        if begun is None:
+            return
+        tensors = list(tensors_in(output))
+        if any(is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+            return
+        recorded = [tensor for tensor in tensors if tensor.grad_fn is not None]
+        failed = output is None and any(p.requires_grad for p in model.parameters())
+        begun.recorded = failed or bool(recorded)
+        if not begun.recorded:
+            return
+        begun.graph_bytes = torch.cuda.memory_allocated() - begun.before_bytes - _bytes(tensors)
+        self.passes.append(begun)
+
+        def used(_: torch.Tensor) -> None:
+            begun.used = True
+
+        for tensor in recorded:
+            tensor.register_hook(used)
+
+    def _look_at(self, model: torch.nn.Module) -> None:
+        """Look at a model when it is called first: at its vocabulary, and how it is sharded."""
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                rows, columns = module.num_embeddings, module.embedding_dim
+                self._vocabularies |= {rows} if rows >= 2 * columns else set()
+        if not _several_ranks():
+            return
+        units = [m for m in model.modules() if _is_unit(m)]
+        if not units:
+            return
+        whole_bytes = sum(_whole_bytes(parameter) for parameter in model.parameters())
+        self._sharded_bytes = max(self._sharded_bytes, whole_bytes)
+        layer, layers = repeated(unwrapped(model))
+        if len(units) == 1 and layers > 1:
+            _keep(self.one_unit, line_of(sys._getframe(2)), whole_bytes, layer)
+
+    # --- backward passes and steps ----------------------------------------------------------------
+
+    @guarded
+    def begin_backward(self, hooks: Iterable[Any], line: str, step: int) -> None:
+        """Note a backward pass by the hooks of its roots, which live as long as their graph."""
+        if self.kept_losses:
+            return
+        self._losses = [(made, hook) for made, hook in self._losses if hook() is not None]
+        self._losses += [(step, weakref.ref(hook)) for hook in hooks]
+        if len({made for made, _ in self._losses}) > LEAST_STEPS:
+            self.kept_losses = line
+
+    @guarded
+    def before_recomputing(self, model: torch.nn.Module, passes: int) -> None:
+        """Note that a checkpoint calls an outermost module again; ``passes`` were made since the
+        last backward pass."""
+        alone = passes == 1 and model in self._looked_at and repeated(unwrapped(model))[1] > 1
+        self._recomputed_from = torch.cuda.memory_allocated() if alone else -1
+
+    @guarded
+    def after_recomputing(self, line: str) -> None:
+        """Note that it has returned."""
+        if self._recomputed_from >= 0:
+            nbytes = torch.cuda.memory_allocated() - self._recomputed_from
+            _keep(self.whole_model, line, nbytes)
+        self._recomputed_from = -1
+
+    @guarded
+    def checkpoints(self, inputs: Iterable[Any]) -> None:
+        """Note what a reentrant checkpoint is given."""
+        if not any(t.requires_grad for t in inputs if isinstance(t, torch.Tensor)):
+            self.without_gradients = self.without_gradients or line_of(sys._getframe(1))
+
+    @guarded
+    def end_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        steps: int,
+        line: str,
+        modules: Callable[[], Iterator[tuple[torch.nn.Module, str]]],
+    ) -> None:
+        """Look at an optimizer's weights after its step."""
+        key, parameters = id(optimizer), [p for g in optimizer.param_groups for p in g["params"]]
+        frozen = [p for p in parameters if not p.requires_grad]
+        state_bytes = _bytes(tensors_in([optimizer.state.get(p) for p in frozen]))
+        self.frozen[key] = state_bytes + _bytes(p.grad for p in frozen if p.grad is not None), line
+        if key not in self._never:
+            self._never[key] = [weakref.ref(p) for p in parameters if p.requires_grad and p.numel()]
+        never = [p for ref in self._never[key] if (p := ref()) is not None and p.grad is None]
+        self._never[key] = list(map(weakref.ref, never))
+        self.unused.pop(key, None)
+        if not never or steps < LEAST_STEPS - 1:
+            return
+        if not self._names:
+            for module, path in modules():
+                for name, parameter in module._parameters.items():
+                    self._names.setdefault(id(parameter), without_numbers(f"{path}.{name}"))
+        unused = set(map(id, never))
+        # Of layers or experts that are drawn by lot, others have had their turn.
+        others = {self._names.get(id(p)) for p in parameters if id(p) not in unused}
+        left = [p for p in never if self._names.get(id(p), None) not in {None, *others}]
+        if left:
+            owner = self._names[id(max(left, key=torch.Tensor.numel))].rpartition(".")[0]
+            self.unused[key] = _bytes(left), len(left), owner.lstrip("."), line
+
+    @guarded
+    def saves(self, values: Any) -> None:
+        """Note what is saved by one of several ranks: a whole model, on the GPU?"""
+        whole = [t for t in tensors_in(values) if type(t) in (torch.Tensor, torch.nn.Parameter)]
+        nbytes = _bytes(t for t in whole if t.is_cuda)
+        if 0 < self._sharded_bytes <= nbytes:
+            _keep(self.gathered, line_of(sys._getframe(1)), nbytes)
+
+    # --- operators --------------------------------------------------------------------------------
+
+    @guarded
+    def on_operator(self, func: Any, args: tuple, out: Any, phase: Phase, inside: bool) -> None:
+        """See an operator of a forward pass that has run, ``inside`` a module or not."""
+        look = _LOOKS.get(func)
+        if look is not None and torch._C._current_graph_task_id() == -1:
+            look(self, args, out, phase, inside)
+
+    def _cast(self, args: tuple, out: torch.Tensor, *_: Any) -> None:
+        source = args[0]
+        if out.dtype is not torch.float32 or source.dtype not in _HALVES or not out.is_cuda:
+            return
+        self._cast_from = source.dtype
+        rows = out.numel() // max(out.shape[-1], 1) if out.dim() > 1 else 0
+        # A loss in chunks copies a part of the rows at a time; one that is shifted leaves some out.
+        if out.dim() > 1 and out.shape[-1] in self._vocabularies and 0 < self._tokens < 2 * rows:
+            text = f"{list(out.shape)}"
+            _keep(self.fp32_logits, line_of(sys._getframe(2)), _bytes([out]), text)
+
+    def _joins(self, args: tuple, out: torch.Tensor, phase: Phase, inside: bool) -> None:
+        first = args[0][0]
+        if phase is not Phase.EVALUATION or inside or not out.is_floating_point():
+            return
+        times = self._joined.pop((first.data_ptr(), first.shape), 0)
+        if out.is_cuda and _bytes([out]) >= LEAST_KEPT_BYTES:
+            self._joined[out.data_ptr(), out.shape] = times + 1
+            if times + 1 >= LEAST_STEPS - 1:
+                text = "Trainer" if is_running("nested_concat") else ""
+                _keep(self.concatenated, line_of(sys._getframe(2)), _bytes([out]), text)
+
+    def _scales(self, args: tuple, out: torch.Tensor, *_: Any) -> None:
+        self._scaled += 1
+        self._head = out.shape[-2] if out.dim() > 1 else 0
+
+    def _triangle(self, *_: Any) -> None:
+        self._scaled = 0
+
+    def _softmax(self, args: tuple, out: torch.Tensor, *_: Any) -> None:
+        """PyTorch's math kernel for attention with a mask has just scaled queries and keys. Where
+        it has made the mask itself, which is causal, it did so after it had scaled the queries."""
+        scaled, self._scaled = self._scaled, 0
+        allowed = torch.backends.cuda.mem_efficient_sdp_enabled() and self._head % 8 == 0
+        if torch.cuda.get_device_capability(out.device) < (8, 0):  # no fused kernel for BF16
+            allowed = allowed and self._cast_from is not torch.bfloat16
+        if scaled < 2 or not allowed:
+            return
+        _keep(self.scores, line_of(sys._getframe(2)), _bytes([out]), f"{list(out.shape)}")
+
+    def _attention(self, args: tuple, *_: Any) -> None:
+        query, bias = args[0], args[3]
+        if bias is None or bias.requires_grad or min(query.shape[:2]) < 2:
+            return
+        nbytes = bias.untyped_storage().nbytes()
+        if nbytes >= _bytes([bias]):  # a mask that all heads share takes less
+            _keep(self.masks, line_of(sys._getframe(2)), nbytes, f"{list(bias.shape)}")
+
+
+_LOOKS = {
+    _aten._to_copy.default: Evidence._cast,
+    _aten.cat.default: Evidence._joins,
+    _aten.mul.Scalar: Evidence._scales,
+    _aten.tril.default: Evidence._triangle,
+    _aten._safe_softmax.default: Evidence._softmax,
+    _aten._scaled_dot_product_efficient_attention.default: Evidence._attention,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `found` is asked about.
+
+    Attributes:
+        evidence: what was noted.
+        histories: what each GPU's allocator did.
+        peak_bytes: the most that was allocated on one GPU.
+        ended: as in `phantom_gpu.report_records.ProcessReport`.
+        untrained: whether a trainable weight got no gradient.
+        recomputes: whether a backward pass has called a module again.
+        steps: optimizer steps.
+        rank, local_rank: of a distributed job.
+    """
+
+    evidence: Evidence
+    histories: Mapping[int, History]
+    peak_bytes: int
+    ended: str
+    untrained: bool
+    recomputes: bool
+    steps: int
+    rank: int
+    local_rank: int
+
+    def worth(self, costs: Mapping[str, Cost]) -> Iterator[tuple[str, str, str]]:
+        """Yield line, bytes in words, and text of what costs enough."""
+        for line, cost in costs.items():
+            if cost.nbytes >= WORTH * self.peak_bytes:
+                yield line, format_bytes(cost.nbytes), cost.text
+
+
+def found(run: Run) -> list[Mistake]:
+    """Return the mistakes of a program that has ended."""
+    return [mistake for kind in KINDS for mistake in kind(run)]
+
+
+def evaluates_with_gradients(run: Run) -> Iterator[Mistake]:
+    """A pass in evaluation mode, or below `generate`, whose graph no backward pass used."""
+    costs: dict[str, Cost] = {}
+    for each in run.evidence.passes:
+        if not each.used and (each.trained or run.ended in ENDED_WELL):
+            what = "Generation" if each.generates else "Evaluation"
+            _keep(costs, each.line, each.graph_bytes, what)
+    for line, nbytes, what in run.worth(costs):
+        says = f"{what} stores {nbytes} for a backward pass that never comes."
+        yield Mistake("gradients", f"{says} Put it under torch.no_grad().", line)
+
+
+def keeps_from_step_to_step(run: Run) -> Iterator[Mistake]:
+    """A loss whose graph lives on, or what forward passes made, more with each step."""
+    grown = [block for history in run.histories.values() for block in history.grown]
+    kept = [b for b in grown if b.tag.phase is Phase.FORWARD and b.tag.step < LEAST_STEPS]
+    largest = max(kept, key=lambda block: block.nbytes, default=None)
+    if sum(block.nbytes for block in kept) >= LEAST_KEPT_BYTES:
+        nbytes = format_bytes(sum(block.nbytes for block in kept))
+        says = f"Each step keeps {nbytes} that its forward pass made."
+        write = "Keep loss.item(), or what you need as .detach().cpu()."
+        yield Mistake("kept", f"{says} {write}", _called_at(largest))
+    elif run.evidence.kept_losses:
+        says = "Each step keeps its loss with its graph"
+        nbytes = sum(block.nbytes for block in grown)
+        says += f": {format_bytes(nbytes)} on the GPU, and more on the host." if nbytes else "."
+        line = _called_at(largest) if largest else run.evidence.kept_losses
+        yield Mistake("kept", f"{says} Keep loss.item(), or loss.detach().", line)
+
+
+def collects_in_evaluation(run: Run) -> Iterator[Mistake]:
+    """Results of an evaluation's batches that stay on the GPU."""
+    costs: dict[str, Cost] = {}
+    for history in run.histories.values():
+        nbytes, passes, block = history.collected
+        if block is not None and block.tag.model not in run.evidence.trains_while_evaluating:
+            _keep(costs, _called_at(block), nbytes, f" of {passes} batches")
+    for line, nbytes, batches in run.worth(costs):
+        says = f"Evaluation keeps {nbytes}{batches} on the GPU."
+        yield Mistake("collected", f"{says} Move each result to the host: .cpu().", line)
+    for line, nbytes, trainer in run.worth(run.evidence.concatenated):
+        write = (
+            "Give Trainer eval_accumulation_steps=1, or" if trainer else "Move each to the host:"
+        )
+        write += " preprocess_logits_for_metrics." if trainer else " .cpu()."
+        says = f"Evaluation joins its batches' results to {nbytes} on the GPU. {write}"
+        yield Mistake("collected", says, line)
+
+
+def copies_logits(run: Run) -> Iterator[Mistake]:
+    """Logits of a whole batch in FP32 beside those in 16 bits."""
+    for line, nbytes, shape in run.worth(run.evidence.fp32_logits):
+        says = f"The logits {shape} are copied to FP32: {nbytes} more."
+        write = "Compute the loss a thousand tokens at a time, each piece under a checkpoint."
+        yield Mistake("fp32-logits", f"{says} {write}", line)
+
+
+def masks_attention(run: Run) -> Iterator[Mistake]:
+    """A mask that keeps fused attention away, or that each head has for itself."""
+    for line, nbytes, shape in run.worth(run.evidence.scores):
+        says = f"With this mask no fused attention runs: all scores {shape} are stored, {nbytes}."
+        write = "Repeat keys and values per head, without enable_gqa, and call mask.contiguous()."
+        yield Mistake("attention-mask", f"{says} {write}", line)
+    for line, nbytes, shape in run.worth(run.evidence.masks):
+        says = f"The mask of attention is stored for each row and head, {shape}: {nbytes}."
+        write = "Give it as [batch, 1, length, length]: attention itself spreads it over the heads."
+        yield Mistake("attention-mask", f"{says} {write}", line)
+
+
+def optimizes_frozen_weights(run: Run) -> Iterator[Mistake]:
+    """States and gradients of weights that are frozen now; weights that never get a gradient."""
+    costs: dict[str, Cost] = {}
+    for nbytes, line in run.evidence.frozen.values():
+        _keep(costs, line, nbytes)
+    for line, nbytes, _ in run.worth(costs):
+        says = f"The optimizer holds {nbytes} of gradients and states of frozen weights."
+        write = "Freeze them before it is made, and give it only those with requires_grad."
+        yield Mistake("frozen", f"{says} {write}", line)
+    if run.evidence.without_gradients:
+        return  # which is why
+    costs = {}
+    for nbytes, count, owner, line in run.evidence.unused.values():
+        _keep(costs, line, nbytes, f"{count} weights, such as those of {module_name(owner)}")
+    for line, nbytes, which in run.worth(costs):
+        says = f"The optimizer has {which}, that never get a gradient: {nbytes} for nothing."
+        yield Mistake("unused", f"{says} Leave them out, or use them in the loss.", line)
+
+
+def checkpoints_in_vain(run: Run) -> Iterator[Mistake]:
+    """Checkpointing that saves nothing."""
+    line, trained = run.evidence.switched_on
+    if run.evidence.without_gradients and run.untrained:
+        says = "This checkpoint's input wants no gradient: the weights inside get none."
+        place = run.evidence.without_gradients
+        yield Mistake("checkpointing", f"{says} Write use_reentrant=False.", place)
+    elif line and not trained and run.steps and not run.recomputes:
+        says = (
+            "Checkpointing is switched on, but the model is in evaluation mode: nothing is saved."
+        )
+        yield Mistake("checkpointing", f"{says} Call model.train() before you train.", line)
+    for line, nbytes, _ in run.worth(run.evidence.whole_model):
+        says = f"One checkpoint holds the whole model: backward has all of it again, {nbytes}."
+        yield Mistake("checkpointing", f"{says} Checkpoint each layer by itself.", line)
+
+
+def repeats_an_error(run: Run) -> Iterator[Mistake]:
+    """A request that failed, was caught, and was made again no smaller."""
+    for history in run.histories.values():
+        tried: dict[tuple, list[FailedEntry]] = {}
+        for entry in history.failures:
+            stack = tuple((frame["filename"], frame["line"]) for frame in entry.frames)
+            earlier = tried.setdefault(stack, [])
+            if not earlier or entry.nbytes >= earlier[0].nbytes:  # a smaller batch asks for less
+                earlier.append(entry)
+        for entries in tried.values():
+            if len(entries) > 1:
+                times, asked = len(entries), format_bytes(entries[0].nbytes)
+                says = f"An out-of-memory error is caught and repeated: {times} times for {asked}."
+                write = "Leave the except block, which holds the failed step, and make it smaller."
+                yield Mistake("repeated-error", f"{says} {write}", entries[0].users_line)
+
+
+def shards_nothing(run: Run) -> Iterator[Mistake]:
+    """FSDP with all layers in one unit."""
+    for line, nbytes, layer in run.worth(run.evidence.one_unit):
+        says = f"FSDP has one unit: each pass gathers all {nbytes} of weights at once."
+        write = f"Wrap each {layer}: fully_shard(layer), or FSDP's auto_wrap_policy."
+        yield Mistake("one-unit", f"{says} {write}", line)
+
+
+def fills_the_first_gpu(run: Run) -> Iterator[Mistake]:
+    """A rank that takes memory of GPU 0, which is another's."""
+    history = run.histories.get(0)
+    if not run.local_rank or torch.cuda.device_count() < 2 or history is None:
+        return
+    blocks = history.peak_blocks
+    if blocks:
+        largest = max(blocks, key=lambda block: block.nbytes)
+        says = f"Rank {run.rank} takes {format_bytes(history.peak.nbytes)} of GPU 0, and a context."
+        write = "Call torch.cuda.set_device(local_rank) first, and torch.load with map_location."
+        yield Mistake("first-gpu", f"{says} {write}", largest.users_line)
+
+
+def gathers_a_checkpoint(run: Run) -> Iterator[Mistake]:
+    """A full state dict of a sharded model that lies on the GPU."""
+    for line, nbytes, _ in run.worth(run.evidence.gathered):
+        says = f"The full state dict is gathered on the GPU: {nbytes}."
+        write = "Ask for cpu_offload=True (FSDP1: offload_to_cpu=True), or save the shards."
+        yield Mistake("full-state-dict", f"{says} {write}", line)
+
+
+KINDS = (
+    evaluates_with_gradients,
+    keeps_from_step_to_step,
+    collects_in_evaluation,
+    copies_logits,
+    masks_attention,
+    optimizes_frozen_weights,
+    checkpoints_in_vain,
+    repeats_an_error,
+    shards_nothing,
+    fills_the_first_gpu,
+    gathers_a_checkpoint,
+)
+
+
+def is_running(function: str) -> bool:
+    """Return whether a function of this name is among the callers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _called_at(block: Block) -> str:
+    """Return the line that called the outermost module in which a block was made, if one was."""
+    inner = ""
+    for frame in reversed(block.frames):
+        if frame["filename"] == _MODULES and inner:
+            return inner
+        if not is_librarys(frame["filename"]):
+            inner = f"{frame['filename']}:{frame['line']}"
+    return block.users_line
+
+
+def _keep(costs: dict[str, Cost], line: str, nbytes: int, text: str = "") -> None:
+    """Note what a line costs, if that is more than before."""
+    if nbytes > costs.get(line, Cost(-1)).nbytes:
+        costs[line] = Cost(nbytes, text)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _several_ranks() -> bool:
+    distributed = torch.distributed
+    ready = distributed.is_available() and distributed.is_initialized()
+    return ready and distributed.get_world_size() > 1
+
+
+def _is_unit(module: torch.nn.Module) -> bool:
+    """Return whether FSDP, of either kind, gathers this module's weights by themselves."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return bool(names & {"FSDPModule", "FullyShardedDataParallel"})
+
+
+def _whole_bytes(parameter: torch.nn.Parameter) -> int:
+    """Return the bytes of a parameter of which this rank has a shard."""
+    whole = getattr(parameter, "_unpadded_unsharded_size", parameter)  # of FSDP1's flat ones
+    return whole.numel() * parameter.element_size()

@@ -6,6 +6,7 @@
 Limits: a mistake that costs less than `WORTH` of the peak is not named where its price is known.
 What a program keeps is judged by the steps and batches that it ran. The mask of attention that a
 program writes itself is not seen, nor what is gathered and moved to the host before it is saved.
+What a library does with logits and masks is no mistake of the script's.
 """
 
 import sys
@@ -27,6 +28,7 @@ from phantom_gpu.allocator_history import (
     FailedEntry,
     History,
     is_librarys,
+    is_pytorchs,
     line_of,
     without_numbers,
 )
@@ -84,7 +86,7 @@ class Evidence:
         self.scores: dict[str, Cost] = {}
         self.masks: dict[str, Cost] = {}
         self.without_gradients = ""  # the line of a reentrant checkpoint
-        self.switched_on: tuple[str, bool] = ("", True)  # that line, whether the model trained
+        self.switched_on = self._switched_on = "", True  # that line, whether the model trained
         self.whole_model: dict[str, Cost] = {}  # recomputed by one checkpoint
         self.frozen: dict[int, tuple[int, str]] = {}  # bytes and line by optimizer
         self.unused: dict[int, tuple[int, int, str, str]] = {}
@@ -100,17 +102,16 @@ class Evidence:
         self._scaled = self._head = 0
         self._cast_from: torch.dtype | None = None
         self._never: dict[int, list[weakref.ref]] = {}
+        self._trained: dict[int, set[int]] = {}  # at an optimizer's first step, by identity
         self._names: dict[int, str] = {}
         self._sharded_bytes = 0
 
     # --- forward passes -------------------------------------------------------------------------
 
     @guarded
-    def begin_pass(self, model: torch.nn.Module, inputs: Any, phase: Phase, trained: bool) -> None:
+    def begin_pass(self, model: torch.nn.Module, phase: Phase, trained: bool) -> None:
         """Note that the outermost module is called."""
         self._pass = None
-        whole = [t for t in tensors_in(inputs) if not t.is_floating_point()]
-        self._tokens = max((t.numel() for t in whole), default=0)
         if model not in self._looked_at:
             self._looked_at.add(model)
             self._look_at(model)
@@ -120,7 +121,7 @@ class Evidence:
             return
         line = line_of(sys._getframe(1))
         if any(getattr(each, "gradient_checkpointing", False) for each in model.modules()):
-            self.switched_on = line, model.training
+            self._switched_on = line, model.training
         generates = is_running("generate")
         if not model.training or generates:
             self._pass = Pass(line, trained, generates, torch.cuda.memory_allocated())
@@ -148,6 +149,12 @@ class Evidence:
         for tensor in recorded:
             tensor.register_hook(used)
 
+    @guarded
+    def embeds(self, module: torch.nn.Module, output: Any) -> None:
+        """Note how many tokens a pass has, once they are embedded."""
+        if isinstance(module, torch.nn.Embedding) and module.num_embeddings in self._vocabularies:
+            self._tokens = output.numel() // module.embedding_dim
+
     def _look_at(self, model: torch.nn.Module) -> None:
         """Look at a model when it is called first: at its vocabulary, and how it is sharded."""
         for module in model.modules():
@@ -170,6 +177,7 @@ class Evidence:
     @guarded
     def begin_backward(self, hooks: Iterable[Any], line: str, step: int) -> None:
         """Note a backward pass by the hooks of its roots, which live as long as their graph."""
+        self.switched_on = self._switched_on
         if self.kept_losses:
             return
         self._losses = [(made, hook) for made, hook in self._losses if hook() is not None]
@@ -208,11 +216,12 @@ class Evidence:
     ) -> None:
         """Look at an optimizer's weights after its step."""
         key, parameters = id(optimizer), [p for g in optimizer.param_groups for p in g["params"]]
-        frozen = [p for p in parameters if not p.requires_grad]
-        state_bytes = _bytes(tensors_in([optimizer.state.get(p) for p in frozen]))
-        self.frozen[key] = state_bytes + _bytes(p.grad for p in frozen if p.grad is not None), line
         if key not in self._never:
             self._never[key] = [weakref.ref(p) for p in parameters if p.requires_grad and p.numel()]
+            self._trained[key] = {id(p) for p in parameters if p.requires_grad}
+        frozen = [p for p in parameters if not p.requires_grad and id(p) in self._trained[key]]
+        state_bytes = _bytes(tensors_in([optimizer.state.get(p) for p in frozen]))
+        self.frozen[key] = state_bytes + _bytes(p.grad for p in frozen if p.grad is not None), line
         never = [p for ref in self._never[key] if (p := ref()) is not None and p.grad is None]
         self._never[key] = list(map(weakref.ref, never))
         self.unused.pop(key, None)
@@ -256,7 +265,7 @@ class Evidence:
         # A loss in chunks copies a part of the rows at a time; one that is shifted leaves some out.
         if out.dim() > 1 and out.shape[-1] in self._vocabularies and 0 < self._tokens < 2 * rows:
             text = f"{list(out.shape)}"
-            _keep(self.fp32_logits, line_of(sys._getframe(2)), _bytes([out]), text)
+            _keep(self.fp32_logits, _own_line(sys._getframe(2)), _bytes([out]), text)
 
     def _joins(self, args: tuple, out: torch.Tensor, phase: Phase, inside: bool) -> None:
         first = args[0][0]
@@ -285,15 +294,16 @@ class Evidence:
             allowed = allowed and self._cast_from is not torch.bfloat16
         if scaled < 2 or not allowed:
             return
-        _keep(self.scores, line_of(sys._getframe(2)), _bytes([out]), f"{list(out.shape)}")
+        _keep(self.scores, _own_line(sys._getframe(2)), _bytes([out]), f"{list(out.shape)}")
 
     def _attention(self, args: tuple, *_: Any) -> None:
         query, bias = args[0], args[3]
         if bias is None or bias.requires_grad or min(query.shape[:2]) < 2:
             return
         nbytes = bias.untyped_storage().nbytes()
-        if nbytes >= _bytes([bias]):  # a mask that all heads share takes less
-            _keep(self.masks, line_of(sys._getframe(2)), nbytes, f"{list(bias.shape)}")
+        # A mask that all heads share takes less; `torch.nn.MultiheadAttention` spreads its own.
+        if nbytes >= _bytes([bias]) and not is_running("multi_head_attention_forward"):
+            _keep(self.masks, _own_line(sys._getframe(2)), nbytes, f"{list(bias.shape)}")
 
 
 _LOOKS = {
@@ -519,6 +529,15 @@ def is_running(function: str) -> bool:
     return False
 
 
+def _own_line(frame: FrameType | None) -> str:
+    """Return the line outside PyTorch that called, if it is the user's own: none of a library."""
+    while frame is not None and is_pytorchs(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or is_librarys(frame.f_code.co_filename):
+        return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _called_at(block: Block) -> str:
     """Return the line that called the outermost module in which a block was made, if one was."""
     inner = ""
@@ -531,8 +550,8 @@ def _called_at(block: Block) -> str:
 
 
 def _keep(costs: dict[str, Cost], line: str, nbytes: int, text: str = "") -> None:
-    """Note what a line costs, if that is more than before."""
-    if nbytes > costs.get(line, Cost(-1)).nbytes:
+    """Note what a line costs, if there is one, and that is more than before."""
+    if line and nbytes > costs.get(line, Cost(-1)).nbytes:
         costs[line] = Cost(nbytes, text)
 
 

@@ -297,7 +297,7 @@ class Watch:
         self._model, self._passes = type(model).__name__, self._passes + 1
         trained = model in self._trained and not model.training
         self._forward = self._kind_of_pass(model)
-        self.evidence.begin_pass(model, inputs, self._forward, trained)
+        self.evidence.begin_pass(model, self._forward, trained)
         if self._forward is Phase.FORWARD:
             self._open[self._model] += 1
             if model.training and torch.is_grad_enabled():
@@ -330,6 +330,7 @@ class Watch:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self._gradient_of, path))
         self._say()
+        self.evidence.embeds(module, output)
         if not modules and torch._C._current_graph_task_id() == -1:
             self.evidence.end_pass(module, output)
         elif not modules:

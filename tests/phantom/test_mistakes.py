@@ -30,6 +30,7 @@ class Net(torch.nn.Module):
         mask = torch.ones(len(ids), 1, 512, 512, dtype=torch.bool, device="cuda").tril()
         attend = F.scaled_dot_product_attention
         found = attend(query, keys, keys, mask, enable_gqa=True)  # attention-mask
+        found = attend(query, found, found, mask.expand(-1, 8, -1, -1))  # attention-mask
         return self.out(found.transpose(1, 2).flatten(2))
 
 net = Net().to("cuda", torch.bfloat16)
@@ -61,6 +62,11 @@ with torch.no_grad():
     for _ in range(6):
         logits = net(ids)
         results.append(logits.softmax(-1))  # collected
+    del results
+    joined = net(ids)
+    for _ in range(4):
+        logits = net(ids)
+        joined = torch.cat([joined, logits])  # collected
 """
 LOSSES = """
 import torch
@@ -112,6 +118,13 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 
+def generate(ids: torch.Tensor):
+    for _ in range(2):
+        logits = model(input_ids=ids, use_cache=False).logits  # gradients
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+
+generate(ids)
+del model, optimizer
 rows = 30 << 30
 for _ in range(3):
     try:
@@ -159,7 +172,10 @@ SCRIPTS = {
             "net.embedding.weight.grad = None": "pass",
             "kept.append(logits)": "kept.append(loss.detach())",
             "net(ids).argmax(-1)": "torch.no_grad()(net)(ids).argmax(-1)",
+            "mask.expand(-1, 8, -1, -1)": "mask",
             "logits.softmax(-1)": "logits.softmax(-1).cpu()",
+            "joined = net(ids)": "joined = net(ids).cpu()",
+            "[joined, logits]": "[joined, logits.cpu()]",
         },
         {},
     ),
@@ -181,7 +197,11 @@ SCRIPTS = {
     ),
     "evaluated": (
         EVALUATED,
-        {".cuda()": ".cuda().train()", "        continue": "        rows //= 2"},
+        {
+            ".cuda()": ".cuda().train()",
+            "generate(ids)\n": "torch.no_grad()(generate)(ids)\n",
+            "        continue": "        rows //= 2",
+        },
         {},
     ),
     "ranks": (

@@ -9,6 +9,7 @@ program writes itself is not seen, nor what is gathered and moved to the host be
 What a library does with logits and masks is no mistake of the script's.
 """
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from gpumem.costs import tensors_in
-from gpumem.trace import Phase
+from gpumem.trace import Category, Phase
 from gpumem.units import format_bytes
 from phantom_gpu.allocator_history import (
     LEAST_KEPT_BYTES,
@@ -170,7 +171,8 @@ class Evidence:
         self._sharded_bytes = max(self._sharded_bytes, whole_bytes)
         layer, layers = repeated(unwrapped(model))
         if len(units) == 1 and layers > 1:
-            _keep(self.one_unit, line_of(sys._getframe(2)), whole_bytes, layer)
+            nbytes = sum(_whole_bytes(p) // _other_shards(p) for p in model.parameters())
+            _keep(self.one_unit, line_of(sys._getframe(2)), nbytes, layer)
 
     # --- backward passes and steps ----------------------------------------------------------------
 
@@ -328,6 +330,7 @@ class Run:
         untrained: whether a trainable weight got no gradient.
         recomputes: whether a backward pass has called a module again.
         steps: optimizer steps.
+        most_passes: of each class of models, the most that one backward pass has ended.
         rank, local_rank: of a distributed job.
     """
 
@@ -338,6 +341,7 @@ class Run:
     untrained: bool
     recomputes: bool
     steps: int
+    most_passes: Mapping[str, int]
     rank: int
     local_rank: int
 
@@ -381,6 +385,23 @@ def keeps_from_step_to_step(run: Run) -> Iterator[Mistake]:
         says += f": {format_bytes(nbytes)} on the GPU, and more on the host." if nbytes else "."
         line = _called_at(largest) if largest else run.evidence.kept_losses
         yield Mistake("kept", f"{says} Keep loss.item(), or loss.detach().", line)
+    else:
+        yield from _keeps_graphs(run)
+
+
+def _keeps_graphs(run: Run) -> Iterator[Mistake]:
+    """Many more passes' graphs at the peak than a backward pass of that model ever ends."""
+    costs: dict[str, Cost] = {}
+    for history in run.histories.values():
+        for (model, phase), held in history.passes_alive().items():
+            most = run.most_passes.get(model)
+            if phase is Phase.FORWARD and most and len(held) > 2 * most + 1:
+                blocks = (b for b in history.peak_blocks if b.kind is Category.ACTIVATIONS)
+                block = next(b for b in blocks if (b.tag.model, b.tag.phase) == (model, phase))
+                _keep(costs, _called_at(block), sum(held), f"{len(held)} forward passes")
+    for line, nbytes, passes in run.worth(costs):
+        says = f"The graphs of {passes} are alive, {nbytes}, and no backward pass frees them."
+        yield Mistake("kept", f"{says} Put them under torch.no_grad().", line)
 
 
 def collects_in_evaluation(run: Run) -> Iterator[Mistake]:
@@ -575,3 +596,12 @@ def _whole_bytes(parameter: torch.nn.Parameter) -> int:
     """Return the bytes of a parameter of which this rank has a shard."""
     whole = getattr(parameter, "_unpadded_unsharded_size", parameter)  # of FSDP1's flat ones
     return whole.numel() * parameter.element_size()
+
+
+def _other_shards(parameter: torch.nn.Parameter) -> int:
+    """Return over how many ranks tensor parallelism splits what FSDP gathers of a parameter."""
+    first, *others = getattr(parameter, "placements", [None])
+    if first is None or not first.is_shard():
+        return 1
+    sizes = (parameter.device_mesh.size(n) for n, p in enumerate(others, 1) if p.is_shard())
+    return math.prod(sizes)

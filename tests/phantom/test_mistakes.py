@@ -132,6 +132,17 @@ for _ in range(3):
     except torch.OutOfMemoryError:
         continue
 """
+GRAPHS = """
+import torch
+net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(2)]).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+rows = torch.ones(1024, 1024, device="cuda")
+net(rows).sum().backward()
+optimizer.step()
+losses = []
+for _ in range(5):
+    losses.append(net(rows).mean())  # kept
+"""
 RANKS = """
 import os, torch
 import torch.distributed as dist
@@ -204,6 +215,7 @@ SCRIPTS = {
         },
         {},
     ),
+    "graphs": (GRAPHS, {"net(rows).mean()": "torch.no_grad()(net)(rows).mean()"}, {}),
     "ranks": (
         RANKS,
         {
@@ -247,6 +259,12 @@ def test_a_script_without_mistakes_has_none(run, name):
     assert verdict.answers[0].ended == "finished", verdict.answers[0].error
     assert named(verdict) == set()
     assert "Mistakes" not in str(verdict)
+
+
+def test_what_is_noted_takes_no_memory(run, on_phantom, tmp_path):
+    text = LOOP + "print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())"
+    _, watched = run(text)
+    assert watched == on_phantom("rtx-4090", tmp_path / "train.py")
 
 
 def test_text_data_and_page_begin_with_the_mistakes(tmp_path):

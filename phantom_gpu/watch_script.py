@@ -70,6 +70,7 @@ from phantom_gpu.allocator_history import (
     line_of,
     without_numbers,
 )
+from phantom_gpu.evidence import CURRENT, Evidence, is_running
 from phantom_gpu.guarded import guarded
 from phantom_gpu.program import Program
 from phantom_gpu.remedies import offers, trials
@@ -168,7 +169,7 @@ class Watch:
         self.faults: list[str] = []
         tried = [(name, [Place(*place) for place in places]) for name, places in orders.trials]
         self.program = Program(trials(tried), self.note_fault)
-        self.evidence = mistakes.Evidence(self.note_fault)
+        self.evidence = Evidence(self.note_fault)
         self._thread = _Thread()
         self._notes = _Notes()
         self._write_tag = _set_metadata or self._notes.write
@@ -316,7 +317,7 @@ class Watch:
             return Phase.FORWARD if trains else Phase.EVALUATION
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return Phase.FORWARD
-        return Phase.GENERATION if mistakes.is_running("generate") else Phase.EVALUATION
+        return Phase.GENERATION if is_running("generate") else Phase.EVALUATION
 
     @guarded
     def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
@@ -413,6 +414,7 @@ class Watch:
         self._optimizers.add(optimizer)
         self.program.steps(optimizer)
         self._count_trainable(optimizer)
+        self.evidence.note_gradients(optimizer)
         self._mark(_gradients(optimizer))
         if torch._C._current_graph_task_id() == -1:
             self._enter(Phase.OPTIMIZER)
@@ -921,7 +923,7 @@ def _noting(save: Callable[..., Any]) -> Callable[..., Any]:
             if any(tensor.is_cuda for tensor in tensors_in(values)):
                 files = [value for value in values if isinstance(value, str | os.PathLike)]
                 SAVED_IN.extend(os.path.dirname(os.path.abspath(file)) for file in files)
-                for evidence in mistakes.CURRENT:
+                for evidence in CURRENT:
                     evidence.saves(values)
         except Exception as error:  # something that holds itself, for one
             print(f"labkit: where zeros are saved is not noted: {error}", file=sys.stderr)

@@ -166,7 +166,7 @@ torch.save(whole, f"{rank}.pt")  # full-state-dict
 dist.destroy_process_group()
 """
 
-LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")
+LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 #: By name: a script, what stands there without mistakes, and how it is launched.
 SCRIPTS = {
     "loop": (

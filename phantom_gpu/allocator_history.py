@@ -11,6 +11,7 @@ into it counts as activations. cuBLAS's workspaces are recognised by their size.
 """
 
 import os
+import re
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,10 +25,13 @@ import torch
 from gpumem.fake_cuda.refusals import LIBRARIES
 from gpumem.files import PACKAGES
 from gpumem.trace import WITHOUT_GRADIENTS, Category, Event, Phase, Storage, Timeline, Trace
+from gpumem.units import KIB
 
 #: A timeline needs the first training steps, and those in which the peak rises: the rest is counted
 #: and forgotten, or collecting garbage would take longer and longer.
 KEPT_STEPS, MOST_EVENTS = 3, 400_000
+#: What a pass of an evaluation must leave behind, and how many must: a loss takes 512 bytes.
+LEAST_KEPT_BYTES, LEAST_PASSES = 64 * KIB, 4
 _COMPILED = "torchinductor_"  # in the folder of the code that torch.compile wrote
 #: How the names of files of PyTorch and of our own packages begin.
 TORCH_FOLDER = Path(torch.__file__).parent
@@ -39,6 +43,7 @@ _OWNERS = {f"{TORCH_FOLDER}{os.sep}nn{os.sep}parallel{os.sep}distributed.py": DD
 #: What lies between a caller of PyTorch and its allocator, as we look on.
 _BETWEEN_CODE = (*(f"{folder}{os.sep}" for folder in PACKAGES), f"{TORCH_FOLDER}{os.sep}_")
 _PHASES = {phase.value: phase for phase in Phase}
+_NUMBER = re.compile(r"(?<![^.])\d+(?=\.|$)")
 _BETWEEN = "\x1f"  # which names of modules and files may not have
 Entry = Mapping[str, Any]
 
@@ -162,6 +167,11 @@ def line_of(frame: FrameType | None) -> str:
     return outside
 
 
+def without_numbers(path: str) -> str:
+    """Return a module's path with ``*`` for the numbers of its layers."""
+    return _NUMBER.sub("*", path)
+
+
 class Moment(NamedTuple):
     """When something was: bytes then, and where the program was."""
 
@@ -188,6 +198,23 @@ class FailedEntry(NamedTuple):
     frames: list[dict[str, Any]]
     event: int
 
+    @property
+    def users_line(self) -> str:
+        """As of a `Block`."""
+        return _line(self.frames, is_librarys) or self.tag.line
+
+
+class Collected(NamedTuple):
+    """What an evaluation's earlier passes had left behind when another began, how many they were,
+    and a block of the first."""
+
+    nbytes: int = 0
+    passes: int = 0
+    block: Block | None = None
+
+
+NOTHING = Collected()
+
 
 @dataclass
 class History:
@@ -203,6 +230,7 @@ class History:
         evaluations: the training steps after which forward passes without gradients ran.
         grown: what the steps so far leave behind, one step's of it; see `_growth`.
         recomputes: whether the program checkpoints activations itself.
+        collected: the most that passes of an evaluation have left behind.
     """
 
     live: dict[int, Block] = field(default_factory=dict)
@@ -217,6 +245,9 @@ class History:
     evaluations: list[int] = field(default_factory=list)
     grown: list[Block] = field(default_factory=list)
     recomputes: bool = False
+    collected: Collected = NOTHING
+    _held: dict[int, dict[int, Block]] = field(default_factory=dict)  # by pass and address
+    _held_bytes: int = 0
     _keeps: bool = True
     _kept: list[Block] = field(default_factory=list)
     _events: list[tuple[int, int, Phase, int]] = field(default_factory=list)  # as in `Event`
@@ -255,6 +286,8 @@ class History:
                     block.category = Category.WORKSPACES
                 self.live[block.address] = block
                 self.held_bytes += nbytes
+                if tag.phase is Phase.EVALUATION and nbytes >= LEAST_KEPT_BYTES:
+                    self._hold(block)
                 self._log(block, nbytes, tag.phase, entry["stream"])
                 if index == highest:
                     self.peak = Moment(self.held_bytes, tag)
@@ -293,8 +326,28 @@ class History:
         if block.number >= 0:
             self._events.append((block.number, change_bytes, phase, stream))
 
+    def _hold(self, block: Block) -> None:
+        """Note a block of an evaluation; of those that earlier passes made, some may be left."""
+        number = block.tag.number
+        if number not in self._held:
+            if len(self._held) >= LEAST_PASSES and self._held_bytes > self.collected.nbytes:
+                first = next(iter(next(iter(self._held.values())).values()))
+                self.collected = Collected(self._held_bytes, len(self._held), first)
+            self._held[number] = {}
+        self._held[number][block.address] = block
+        self._held_bytes += block.nbytes
+
+    def _let_go(self, block: Block) -> None:
+        held = self._held.get(block.tag.number, {})
+        if held.get(block.address) is block:
+            del held[block.address]
+            self._held_bytes -= block.nbytes
+            if not held:
+                del self._held[block.tag.number]
+
     def _free(self, block: Block, tag: Tag) -> None:
         self.held_bytes -= block.nbytes
+        self._let_go(block)
         self._log(block, -block.nbytes, tag.phase)
         if block.category is None:
             before = block.tag
@@ -315,6 +368,7 @@ class History:
                 continue  # what is known already, or what a module has computed
             if found.category is not None:
                 block.category, block.owner = found.category, found.owner
+                self._let_go(block)  # an input, a weight
 
     def end_step(self) -> None:
         """Note that a training step has ended, and what lives on: the end of the program, or of the

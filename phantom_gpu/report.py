@@ -18,8 +18,10 @@ from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Phase
 from gpumem.units import MIB, format_bytes, table_lines
 from phantom_gpu.report_records import (
     CacheHeld,
+    ENDED_WELL,
     GpuReport,
     Holder,
+    Mistake,
     PassesAlive,
     ProcessReport,
     StepWork,
@@ -29,7 +31,6 @@ from phantom_gpu.report_records import (
 
 HANG_SECONDS = 120.0
 MOST_ROWS, MOST_OF_ERROR = 5, 600
-ENDED_WELL = ("finished", "stopped")
 MISSING = "-"
 #: Below it a bound of a step's seconds says nothing: starting its kernels takes longer.
 LEAST_SECONDS = 1e-3
@@ -124,6 +125,7 @@ class FitReport:
             "returncode": self.returncode,
             "hung": self.hung,
             "interrupted": self.interrupted,
+            "mistakes": [mistake._asdict() for mistake in self.mistakes()],
             "processes": [asdict(answer) for answer in self.answers],
         }
 
@@ -226,7 +228,7 @@ class FitReport:
         if not self.by_gpu():
             return []
         answer, gpu = self.worst()
-        found = []
+        found = self.mistakes_named()
         if answer.trained < answer.trainable / 2:
             title = f"Only {answer.trained} of {answer.trainable} trainable tensors got a gradient"
             lines = ["The others have no gradient and no optimizer state in this run."]
@@ -264,6 +266,19 @@ class FitReport:
             ]
             found.append(Section("Errors inside labkit", lines))
         return found
+
+    def mistakes(self) -> list[Mistake]:
+        """Return the mistakes of all processes, of those alike the first."""
+        every = [mistake for answer in self.answers for mistake in answer.mistakes]
+        return list({(each.kind, each.place): each for each in reversed(every)}.values())[::-1]
+
+    def mistakes_named(self) -> list[Section]:
+        """Return the section about mistakes, if there are any."""
+        lines = [
+            f"{self.line(each.place)}: {each.says}" if each.place else each.says
+            for each in self.mistakes()
+        ]
+        return [Section("Mistakes", lines)] if lines else []
 
     def _every_gpu(self) -> Section:
         rows = [

@@ -40,7 +40,9 @@ def page(found: FitReport | Fix, *, command: Sequence[str]) -> str:
         if answer.error and answer.ended != "out of memory"
     ]
     if report.by_gpu():
-        sections += [*_figures(report, *report.worst()), *report.sections()]
+        named = report.mistakes_named()
+        rest = report.sections()[len(named) :]
+        sections = [*named, *sections, *_figures(report, *report.worst()), *rest]
     versions = sorted({answer.versions for answer in report.answers if answer.versions})
     about = {
         "Command": shlex.join(command),

@@ -18,6 +18,8 @@ ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT = (
     "accelerator", "lightning", "trl", "model", "environment",
 )  # fmt: skip
 
+ENDED_WELL = ("finished", "stopped")
+
 #: Names of models, in this process: whose weights were not read, and whose tokenizers were stood
 #: in for.
 NOT_READ: list[str] = []
@@ -194,6 +196,15 @@ class Offer:
     excludes: tuple[str, ...] = ()
 
 
+class Mistake(NamedTuple):
+    """What a program does by mistake: its kind, what that costs and what to write instead, and
+    ``file:line``."""
+
+    kind: str
+    says: str
+    place: str
+
+
 @dataclass(frozen=True)
 class StepWork:
     """What an optimizer step computes and moves: the average of all steps but the first.
@@ -256,6 +267,7 @@ class ProcessReport:
         remedies: those that apply to the program, which none of them has tried yet.
         updates_itself: it has no optimizer of ``torch.optim``, and steps are its backward passes.
         cache: the largest of transformers' caches of keys and values; None where there was none.
+        mistakes: of the program, once it has ended.
         faults: of ours, which may have kept something out of this report.
     """
 
@@ -281,3 +293,4 @@ class ProcessReport:
     updates_itself: bool = False
     remedies: list[Offer] = field(default_factory=list)
     cache: CacheHeld | None = None
+    mistakes: list[Mistake] = field(default_factory=list)

@@ -55,7 +55,7 @@ from gpumem.files import write_atomic
 from gpumem.torch_release import follows
 from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Category, Phase
 from gpumem.units import KIB
-from phantom_gpu import kv_cache
+from phantom_gpu import kv_cache, mistakes
 from phantom_gpu.allocator_history import (
     KEPT_STEPS,
     Addresses,
@@ -68,7 +68,9 @@ from phantom_gpu.allocator_history import (
     is_librarys,
     is_pytorchs,
     line_of,
+    without_numbers,
 )
+from phantom_gpu.evidence import CURRENT, Evidence, is_running
 from phantom_gpu.guarded import guarded
 from phantom_gpu.program import Program, may_train
 from phantom_gpu.remedies import offers, trials
@@ -80,6 +82,7 @@ from phantom_gpu.report_records import (
     FailedRequest,
     GpuReport,
     Holder,
+    Mistake,
     Offer,
     PassesAlive,
     Place,
@@ -93,7 +96,6 @@ WRITE_SECONDS = 2.0
 MOST_HOLDERS, MOST_FAULTS = 40, 20
 #: Results of operators whose type of numbers is noted: others hold next to nothing.
 LEAST_NOTED_BYTES = 64 * KIB
-_NUMBER = re.compile(r"(?<![^.])\d+(?=\.|$)")
 _PART_OF_LAYER = re.compile(r"(.*\*\.[^.]+)\..*")
 _memory = torch.cuda.memory
 _RECORD = _memory._record_memory_history
@@ -168,6 +170,7 @@ class Watch:
         tried = [(name, [Place(*place) for place in places]) for name, places in orders.trials]
         self.program = Program(trials(tried), self.note_fault)
         self.caches, self._prefills = kv_cache.Caches(), False
+        self.evidence = Evidence(self.note_fault)
         self._thread = _Thread()
         self._notes = _Notes()
         self._write_tag = _set_metadata or self._notes.write
@@ -201,6 +204,8 @@ class Watch:
         for module in (torch.autograd, torch.autograd.graph):
             module._engine_run_backward = partial(self._backward, run_backward)
         torch.save = torch.serialization.save = _noting(torch.save)
+        reentrant = torch.utils.checkpoint.CheckpointFunction
+        reentrant.forward = staticmethod(partial(self._checkpoint, reentrant.forward))
         stack = open(Path(self.orders.folder, f"{os.getpid()}.stack"), "w")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=stack)  # where it hangs, if the parent asks
         # `torch.compile` says so of hooks like ours, of which the program knows nothing.
@@ -277,7 +282,8 @@ class Watch:
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        outermost = not self._thread.modules and torch._C._current_graph_task_id() == -1
+        alone, in_backward = not self._thread.modules, torch._C._current_graph_task_id() != -1
+        outermost = alone and not in_backward
         self._thread.modules.append(self._path(module))
         # What runs on the CPU first, to prepare data, does not end the setup.
         if self.phase is Phase.SETUP and not _on_gpu(module, inputs):
@@ -285,12 +291,16 @@ class Watch:
         if outermost:
             self._begin_pass(module, inputs)
         self._enter(self._forward)
+        if alone and in_backward:
+            self.evidence.before_recomputing(module, self._open.total())
 
     def _begin_pass(self, model: torch.nn.Module, inputs: Any) -> None:
         """Note that the outermost module is called, and what it is called with."""
         self._end_own_update()
         self._model, self._passes = type(model).__name__, self._passes + 1
+        trained = model in self._trained and not model.training
         self._forward = self._kind_of_pass(model)
+        self.evidence.begin_pass(model, self._forward, trained)
         if self._forward is Phase.FORWARD:
             self._open[self._model] += 1
             if may_train(model):
@@ -309,12 +319,12 @@ class Watch:
             return Phase.FORWARD if trains else Phase.EVALUATION
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return Phase.FORWARD
-        if not _is_running("generate"):
+        if not is_running("generate"):
             return Phase.EVALUATION
-        if _is_running("_prefill"):  # transformers' since 5
+        if is_running("_prefill"):  # transformers' since 5
             self._prefills = True
             return Phase.PREFILL
-        return Phase.DECODE if self._prefills and _is_running("_sample") else Phase.GENERATION
+        return Phase.DECODE if self._prefills and is_running("_sample") else Phase.GENERATION
 
     @guarded
     def _cached(self, cache: Any, layer: int, keys: torch.Tensor) -> None:
@@ -336,8 +346,19 @@ class Watch:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self._gradient_of, path))
         self._say()
+        self.evidence.embeds(module, output)
+        if not modules and torch._C._current_graph_task_id() == -1:
+            self.evidence.end_pass(module, output)
+        elif not modules:
+            self.evidence.after_recomputing(self.backward_line)
         if not modules and not torch.is_grad_enabled():
             self._look_now_and_then()
+
+    def _checkpoint(self, forward: Callable[..., Any], context: Any, *given: Any) -> Any:
+        """See what a reentrant checkpoint is given, unless it is in an evaluation."""
+        if not (self._thread.modules and self._forward in WITHOUT_GRADIENTS):
+            self.evidence.checkpoints(given)
+        return forward(context, *given)
 
     @guarded
     def _gradient_of(self, path: str, _: torch.Tensor) -> None:
@@ -370,9 +391,13 @@ class Watch:
             self._end_own_update()
         self.backward_line = line_of(caller)
         self._enter(Phase.BACKWARD)
+        hooks = []
         for root in tensors_in(list(roots)):
             if not root.is_leaf:
-                root.register_hook(partial(self._gradient_of, ""))
+                hooks.append(partial(self._gradient_of, ""))
+                root.register_hook(hooks[-1])
+        if torch._C._current_graph_task_id() == -1:
+            self.evidence.begin_backward(hooks, self.backward_line, self.steps)
 
     @guarded
     def _after_backward(self) -> None:
@@ -404,6 +429,7 @@ class Watch:
         self._optimizers.add(optimizer)
         self.program.steps(optimizer)
         self._count_trainable(optimizer)
+        self.evidence.note_gradients(optimizer)
         self._mark(_gradients(optimizer))
         if torch._C._current_graph_task_id() == -1:
             self._enter(Phase.OPTIMIZER)
@@ -428,6 +454,7 @@ class Watch:
     def on_operator(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """See an operator that has run."""
         self._note_result(func, args, out)
+        self.evidence.on_operator(func, args, out, self.phase, bool(self._thread.modules))
         self.counted.count(func, args, kwargs, out)
 
     @guarded
@@ -454,6 +481,9 @@ class Watch:
     @guarded
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._count_trainable(optimizer)  # one with a closure has its gradients only now
+        made = [place.line for place, each in self.program.stepped.items() if each is optimizer]
+        line = next(iter(made), "") or line_of(sys._getframe(1))
+        self.evidence.end_step(optimizer, self.steps, line, self._named_modules)
         if torch._C._current_graph_task_id() != -1:
             self._stepped_in_backward = True
             return
@@ -628,6 +658,7 @@ class Watch:
             updates_itself=bool(self.updates_itself),
             remedies=self._remedies(),
             cache=self.caches.largest,
+            mistakes=self._mistakes() or [],
         )
 
     @guarded
@@ -635,6 +666,27 @@ class Watch:
         """Return the remedies that apply, once the program has ended."""
         self.program.recomputes = any(history.recomputes for history in self.histories.values())
         return offers(self.program) if self.ended else []
+
+    @guarded
+    def _mistakes(self) -> list[Mistake]:
+        """Return the program's mistakes, once it has ended."""
+        if not self.ended:
+            return []
+        peaks = [stats["allocated_bytes.all.peak"] for stats in self.peak_stats.values()]
+        return mistakes.found(
+            mistakes.Run(
+                evidence=self.evidence,
+                histories=self.histories,
+                peak_bytes=max(peaks, default=0),
+                ended=self.ended,
+                untrained=any(trained < all_ for all_, trained in self._trainable.values()),
+                recomputes=any(history.recomputes for history in self.histories.values()),
+                steps=self.steps,
+                most_passes={model: max(ended) for model, ended in self._ended.items()},
+                rank=self._rank,
+                local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            )
+        )
 
     def _gpu_reports(self) -> list[GpuReport]:
         """Return what is known of each GPU that held anything; where a fault of ours keeps its
@@ -757,7 +809,7 @@ def _holders(blocks: Iterable[Block]) -> list[Holder]:
     for block in blocks:
         where = lines.get(id(block.frames)) or (block.line, block.users_line)
         lines[id(block.frames)] = where
-        module = _NUMBER.sub("*", block.known_as or block.tag.module)
+        module = without_numbers(block.known_as or block.tag.module)
         module = _PART_OF_LAYER.sub(r"\1", module)
         grouped[(str(block.kind), module, *where, block.dtype)].append(block.nbytes)
     found = [Holder(sum(sizes), len(sizes), *group) for group, sizes in grouped.items()]
@@ -839,16 +891,6 @@ def _workspaces(device: int) -> set[int]:
     return found if follows("2.12") else found | {LT_BYTES}
 
 
-def _is_running(function: str) -> bool:
-    """Return whether a function of this name is among the callers."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == function:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _on_gpu(module: torch.nn.Module, inputs: Any) -> bool:
     tensors = [*tensors_in(inputs), *module.parameters()]
     return any(tensor.is_cuda for tensor in tensors)
@@ -887,7 +929,7 @@ def after_safetensors(module: Any) -> None:
 
 
 def _noting(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that saves: note the folder if it is given tensors of a GPU.
+    """Wrap a function that saves: note the folder, and how much, if it is given tensors of a GPU.
 
     Missed is what was moved to the host, or into a buffer, before.
     """
@@ -899,6 +941,8 @@ def _noting(save: Callable[..., Any]) -> Callable[..., Any]:
             if any(tensor.is_cuda for tensor in tensors_in(values)):
                 files = [value for value in values if isinstance(value, str | os.PathLike)]
                 SAVED_IN.extend(os.path.dirname(os.path.abspath(file)) for file in files)
+                for evidence in CURRENT:
+                    evidence.saves(values)
         except Exception as error:  # something that holds itself, for one
             print(f"labkit: where zeros are saved is not noted: {error}", file=sys.stderr)
         return save(*given, **options)

@@ -17,8 +17,8 @@ from gpumem.hardware.least_seconds import least_seconds
 from gpumem.trace import ROUNDING, WITHOUT_GRADIENTS, Phase
 from gpumem.units import MIB, format_bytes, table_lines
 from phantom_gpu.report_records import (
-    CacheHeld,
     ENDED_WELL,
+    CacheHeld,
     GpuReport,
     Holder,
     Mistake,

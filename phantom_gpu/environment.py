@@ -20,6 +20,8 @@ from phantom_gpu.build_stubs import find_wheel, stub_libraries
 
 #: Holds what a process is to watch itself for, as JSON of `phantom_gpu.watch_script.Orders`.
 WATCH_VARIABLE = "LABKIT_PHANTOM_WATCH"
+#: What a context takes, and the file in which a program's processes count what they hold.
+SHARED_VARIABLE = "LABKIT_PHANTOM_SHARED"
 MOST_GPUS = 16
 STARTUP = Path(__file__).parent / "startup"
 #: Shared memory that a block may have, by compute capability: NVIDIA's CUDA C++ Programming Guide,

@@ -110,7 +110,8 @@ class GpuReport:
     """What one GPU held.
 
     Attributes:
-        capacity_bytes: what the driver leaves PyTorch.
+        index: its number in the machine, whatever CUDA_VISIBLE_DEVICES makes of it.
+        capacity_bytes: what the driver leaves the program's processes.
         peak_allocated_bytes, peak_reserved_bytes: PyTorch's own ``memory_stats``.
         allocated_at, reserved_at: when these were reached.
         made_of: ``peak_allocated_bytes`` by category.

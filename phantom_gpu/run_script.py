@@ -30,7 +30,7 @@ from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 from gpumem.processes import END_SECONDS, descendants, end_group
 from gpumem.units import format_bytes
-from phantom_gpu.environment import WATCH_VARIABLE, environment
+from phantom_gpu.environment import SHARED_VARIABLE, WATCH_VARIABLE, environment
 from phantom_gpu.report import HANG_SECONDS, FitReport
 from phantom_gpu.report_records import ProcessReport
 
@@ -81,6 +81,7 @@ def run_program(
         budget_bytes = budget_bytes or card.budget_bytes
         held_bytes = card.usable_bytes - budget_bytes  # by CUDA and, in effect, by others
         variables = environment(replace(card, context_bytes=held_bytes), gpus)
+        variables[SHARED_VARIABLE] = f"{card.context_bytes};{folder / 'shared'}"
         here = str(Path(sys.executable).parent)
         variables["PATH"] = os.pathsep.join([here, variables.get("PATH", os.defpath)])
         snapshot = str(Path(snapshot).resolve()) if snapshot else ""

@@ -770,10 +770,13 @@ def _gpu_report(
         outside = outside or list(filter(None, [request.tag.line]))
         lines = list(dict.fromkeys([*outside[:1], *users_lines(outside)]))
         failed = FailedRequest(request.nbytes, _when(request.tag), lines)
+    runtime = ctypes.CDLL(None)
+    runtime.phantom_others.restype = ctypes.c_size_t
+    others_bytes = runtime.phantom_others(device)
     return GpuReport(
-        index=device,
+        index=runtime.phantom_number(device),
         name=torch.cuda.get_device_name(device),
-        capacity_bytes=free_bytes + torch.cuda.memory_reserved(device),
+        capacity_bytes=free_bytes + torch.cuda.memory_reserved(device) + others_bytes,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=stats["reserved_bytes.all.peak"],
         allocated_at=_when(

@@ -10,10 +10,12 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -38,19 +40,18 @@ struct Gpu {
   size_t shared_bytes = 166912;  // of one block, after opting in
   size_t total_bytes = size_t(80) << 30, context_bytes = 0;
   int count = 1, visible = 1;
+  int numbers[kMostGpus] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};  // in the machine
 };
 
-// How many of them CUDA_VISIBLE_DEVICES leaves: those before its first number that is none of them.
-int visible_gpus(int count) {
+// Which of them CUDA_VISIBLE_DEVICES leaves: those before its first number that is none of them.
+void leave_visible(Gpu& gpu) {
   const char* text = getenv("CUDA_VISIBLE_DEVICES");
-  if (!text) return count;
-  int visible = 0;
-  for (char* end; visible < count; text = end + 1, ++visible) {
+  gpu.visible = text ? 0 : gpu.count;
+  for (char* end; text && gpu.visible < gpu.count; text = *end == ',' ? end + 1 : nullptr) {
     long number = strtol(text, &end, 10);
-    if (end == text || number < 0 || number >= count) break;
-    if (*end != ',') return visible + 1;
+    if (end == text || number < 0 || number >= gpu.count) break;
+    gpu.numbers[gpu.visible++] = number;
   }
-  return visible;
 }
 
 // LABKIT_PHANTOM holds, separated by semicolons: name, major, minor, multiprocessors, bytes of shared
@@ -76,7 +77,7 @@ Gpu read_gpu() {
   gpu.total_bytes = strtoull(fields[5].c_str(), nullptr, 10);
   gpu.context_bytes = strtoull(fields[6].c_str(), nullptr, 10);
   gpu.count = std::min(atoi(fields[7].c_str()), kMostGpus);
-  gpu.visible = visible_gpus(gpu.count);
+  leave_visible(gpu);
   return gpu;
 }
 
@@ -111,8 +112,98 @@ cudaError_t fail(cudaError_t error) {
 
 size_t whole_pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
-bool has_room(int device, size_t bytes) {
-  return used_bytes[device] + bytes + gpu().context_bytes <= gpu().total_bytes;
+// The processes of one program share its GPUs: each counts what it holds in a row of the file that
+// LABKIT_PHANTOM_SHARED names, behind the bytes that the context of each further process takes.
+struct Row {
+  std::atomic<pid_t> pid;
+  std::atomic<size_t> bytes[kMostGpus];
+};
+constexpr int kMostRows = 256;
+
+struct Shared {
+  Row* rows = nullptr;
+  Row* own = nullptr;
+  size_t context_bytes = 0;
+  ~Shared() {
+    if (own && own->pid == getpid()) own->pid = 0;  // not in a fork of this process
+  }
+};
+
+bool has_ended(pid_t pid) {
+  char state = 'X', path[32];
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  if (FILE* file = fopen(path, "r")) {
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 'R';  // a name may hold a bracket
+    fclose(file);
+  }
+  return state == 'X' || state == 'Z';
+}
+
+Shared& shared() {
+  static Shared found = [] {
+    Shared made;
+    const char* text = getenv("LABKIT_PHANTOM_SHARED");
+    const char* path = text ? strchr(text, ';') : nullptr;
+    if (!path) return made;
+    int file = open(path + 1, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || ftruncate(file, sizeof(Row) * kMostRows)) {
+      fprintf(stderr, "labkit's phantom GPU: cannot write %s\n", path + 1);
+      abort();
+    }
+    void* at = mmap(nullptr, sizeof(Row) * kMostRows, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (at == MAP_FAILED) abort();
+    made.rows = static_cast<Row*>(at);
+    made.context_bytes = strtoull(text, nullptr, 10);
+    return made;
+  }();
+  return found;
+}
+
+size_t others_bytes(int device) {
+  size_t bytes = 0;
+  for (int n = 0; shared().rows && n < kMostRows; ++n) {
+    Row& row = shared().rows[n];
+    pid_t pid = row.pid;
+    size_t held = row.bytes[gpu().numbers[device]];
+    if (pid && pid != getpid() && held && !has_ended(pid)) bytes += held + shared().context_bytes;
+  }
+  return bytes;
+}
+
+// The row of this process; null where there is nothing to share, or more processes than rows.
+Row* own_row() {
+  Shared& all = shared();
+  if (all.own && all.own->pid != getpid()) return nullptr;  // a fork, which cannot use CUDA
+  for (int n = 0; all.rows && !all.own && n < kMostRows; ++n) {
+    pid_t before = all.rows[n].pid;
+    if (before && before != getpid() && !has_ended(before)) continue;
+    if (!all.rows[n].pid.compare_exchange_strong(before, getpid())) continue;
+    all.own = &all.rows[n];
+    for (auto& bytes : all.own->bytes) bytes = 0;
+  }
+  return all.own;
+}
+
+void hold(int device, size_t bytes) {
+  used_bytes[device] += bytes;
+  if (Row* row = own_row()) row->bytes[gpu().numbers[device]] = used_bytes[device];
+}
+
+void let_go(int device, size_t bytes) { hold(device, -bytes); }
+
+size_t free_bytes_of(int device) {
+  size_t taken = gpu().context_bytes + used_bytes[device] + others_bytes(device);
+  return taken < gpu().total_bytes ? gpu().total_bytes - taken : 0;
+}
+
+// Hold bytes of a device, unless it has no room for them. Of two processes that ask for the same
+// room at once, neither may get it; none gets what the other has.
+bool took(int device, size_t bytes) {
+  hold(device, bytes);
+  bool fits = gpu().context_bytes + used_bytes[device] + others_bytes(device) <= gpu().total_bytes;
+  if (!fits) let_go(device, bytes);
+  return fits;
 }
 
 // Where the driver puts memory: gpumem/allocator/driver_addresses.py says how, and how that is known. Each
@@ -302,22 +393,28 @@ API void phantom_capability(int* major, int* minor) {
   *major = gpu().major;
   *minor = gpu().minor;
 }
+// The number in the machine of one that this process sees.
+API int phantom_number(int device) { return gpu().numbers[device]; }
+// What other processes of the program hold of one, with their contexts.
+API size_t phantom_others(int device) { return others_bytes(device); }
 API void phantom_memory(int device, unsigned long long* total, unsigned long long* used) {
   Locked locked(memory_lock);
   *total = gpu().total_bytes;
-  *used = gpu().context_bytes + used_bytes[device];
+  *used = gpu().total_bytes - free_bytes_of(device);
 }
 
 API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   Locked locked(memory_lock);
   size_t rounded = whole_pages(bytes);
   *pointer = nullptr;
-  if (!has_room(current_device, rounded)) return fail(cudaErrorMemoryAllocation);
+  if (!took(current_device, rounded)) return fail(cudaErrorMemoryAllocation);
   uintptr_t address = device_address(current_device, rounded);
   if (address) *pointer = map_nothing(address, rounded);
-  if (!*pointer) return fail(cudaErrorMemoryAllocation);
+  if (!*pointer) {
+    let_go(current_device, rounded);
+    return fail(cudaErrorMemoryAllocation);
+  }
   ranges[reinterpret_cast<uintptr_t>(*pointer)] = {rounded, current_device};
-  used_bytes[current_device] += rounded;
   return cudaSuccess;
 }
 
@@ -329,7 +426,7 @@ API cudaError_t cudaFree(void* pointer) {
   auto [bytes, device] = found->second;
   munmap(pointer, bytes);
   free_address(device, found->first, bytes);
-  used_bytes[device] -= bytes;
+  let_go(device, bytes);
   ranges.erase(found);
   return cudaSuccess;
 }
@@ -340,7 +437,7 @@ API cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(poi
 API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   Locked locked(memory_lock);
   *total_bytes = gpu().total_bytes;
-  *free_bytes = gpu().total_bytes - gpu().context_bytes - used_bytes[current_device];
+  *free_bytes = free_bytes_of(current_device);
   return cudaSuccess;
 }
 
@@ -794,8 +891,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, con
                          unsigned long long) {
   Locked locked(memory_lock);
   int device = wanted ? wanted->location.id : current_device;
-  if (!has_room(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  used_bytes[device] += bytes;
+  if (!took(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   handles[next_handle] = {bytes, device};
   *handle = next_handle++;
   return CUDA_SUCCESS;
@@ -804,7 +900,7 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   Locked locked(memory_lock);
   auto found = handles.find(handle);
   if (found == handles.end()) return CUDA_ERROR_INVALID_VALUE;
-  used_bytes[found->second.device] -= found->second.bytes;
+  let_go(found->second.device, found->second.bytes);
   handles.erase(found);
   return CUDA_SUCCESS;
 }

@@ -362,6 +362,52 @@ def test_a_budget_is_held_and_steps_end_the_program(run):
     assert " of 100 MiB were reserved" in small.headline()
 
 
+HOLDS = """
+import sys
+import torch
+held = torch.empty(10 * 2**30, dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.readline()
+"""
+#: Two processes of a program take 10 GiB each, on a GPU that has 14.
+TWO = f"""
+import os, subprocess, sys
+
+def start(number):
+    variables = os.environ | {{"CUDA_VISIBLE_DEVICES": number}}
+    pipes = {{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}}
+    child = subprocess.Popen([sys.executable, "-c", {HOLDS!r}], env=variables, **pipes)
+    child.stdout.readline()
+    return child
+
+WAYS
+"""
+WAYS = {
+    "at once": (False, "first, second = start('0'), start('0')"),
+    "elsewhere": (True, "first, second = start('0'), start('1')"),
+    "in turn": (True, "first = start('0'); first.communicate(''); second = start('0')"),
+    "killed": (
+        None,
+        "first = start('0'); first.kill(); os.waitid(os.P_PID, first.pid, "
+        "os.WEXITED | os.WNOWAIT); second = start('0')",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_processes_of_a_program_share_its_gpus(run, way):
+    fits, code = WAYS[way]
+    code += "\nfor child in (first, second): child.returncode is None and child.communicate('')"
+    verdict, _ = run(TWO.replace("WAYS", code), gpu="t4", gpus=2)
+    assert verdict.out_of_memory == (fits is False)
+    if fits is False:
+        assert verdict.fits is False
+        assert "Other processes held up to 10.0 GiB of GPU 0." in verdict.headline()
+    elif fits:
+        assert verdict.fits, str(verdict)
+    assert len(verdict.answers) == (1 if way == "killed" else 2)
+
+
 UNKNOWN = """
 import torch
 layer = torch.nn.Linear(64, 64, device="cuda")

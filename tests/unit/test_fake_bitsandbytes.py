@@ -15,7 +15,7 @@ from bitsandbytes.optim.optimizer import Optimizer8bit
 from torch import nn
 
 import labkit as lab
-from gpumem.fake_cuda.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS
+from gpumem.fake_cuda.bitsandbytes import COPIED_ROWS, PAGED_ELEMENTS, _multiplies_packed
 from gpumem.fake_cuda.fake_tensors import GPU_DEVICE, fake_tensors
 from gpumem.hardware.catalogue import gpu
 from gpumem.tracker import track
@@ -151,7 +151,8 @@ def test_many_rows_need_a_copy_of_the_weight_and_few_on_a_gpu_none():
     assert copies(2048, gpu("t4")) == copies(COPIED_ROWS - 1, None) == whole
     assert copies(COPIED_ROWS - 1, gpu("t4")) == copies(COPIED_ROWS - 1, gpu("mi300x")) == []
     # Between, it is the GPU's own rule.
-    assert copies(64, gpu("rtx-4090")) == []
+    assert _multiplies_packed(gpu("rtx-4090"), torch.bfloat16, 8, 4096, 4096)
+    assert not _multiplies_packed(gpu("b200"), torch.bfloat16, 8, 4096, 4096)
     assert copies(64, gpu("b200")) == copies(64, gpu("mi300x")) == whole
 
 

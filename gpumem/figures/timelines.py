@@ -48,7 +48,7 @@ PHASE_COLOURS = {
     Phase.OPTIMIZER: "#D0EBDD",
     Phase.EVALUATION: "#E6DCF0",
     Phase.GENERATION: "#E6DCF0",
-    Phase.PREFILL: "#D9CBE8",
+    Phase.PREFILL: "#DFD3EC",
     Phase.DECODE: "#E6DCF0",
     Phase.OTHER: "#F0F0F0",
 }

@@ -79,7 +79,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, files, arguments, wor
 
 
 def test_answering_as_text_and_as_json(capsys, files):
-    options = ["--serve", "--gpu", "1GiB:8.0", "--prompt", "500", "--new", "8", "--users", "2"]
+    options = ["--serve", "--gpu", "1GiB:8.0", "--prompt", "500", "--new", "2", "--users", "2"]
     for cache in ("dynamic", "paged"):
         arguments = ("estimate", "FILES/tiny", *options, "--cache", cache)
         code, text, _ = call(capsys, files, *arguments)
@@ -89,7 +89,7 @@ def test_answering_as_text_and_as_json(capsys, files):
         assert code == 0
         assert record["serving"]["users"] == 2
         assert record["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
-        assert f"fit with 500 + 8 tokens each: {record['most_users']:,}." in text
+        assert f"fit with 500 + 2 tokens each: {record['most_users']:,}." in text
         assert f"for 2 users: {record['longest_prompt_tokens']:,} tokens." in text
         assert "tokens a second" not in text  # nothing is known of its bandwidth
         assert record["bound_tokens_per_second"] is None

@@ -150,6 +150,7 @@ def plain(device):
 
 
 @needs_deepspeed
+@pytest.mark.nightly
 def test_zero_infinity_trains_as_plain_pytorch_does(tmp_path, monkeypatch):
     (tmp_path / "engine.py").write_text(ENGINE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -152,6 +152,7 @@ def test_accumulated_gradients_all_count():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_many_accumulated_batches_are_not_traced_one_by_one():
     kind = {"gpu": "t4", "seq_len": 64, "accumulate": 7}
     quick, whole = estimate(TINY, **kind), estimate(TINY, exact=True, **kind)

@@ -36,7 +36,7 @@ from labkit.pipelines import train_first_stage
 pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 LESSONS = [f"{number:02}" for number in range(26)]
-SLOWEST = ("15-2", "19-1", "23-1")  # up to a minute for each answer
+SLOWEST = ("13-2", "15-2", "19-1", "19-2", "23-1", "25-2")  # up to a minute for each answer
 IDS = [
     pytest.param(id, marks=pytest.mark.nightly) if id in SLOWEST else id
     for lesson in LESSONS
@@ -52,7 +52,7 @@ def answers(kind):
         given = getattr(module, kind, ())
         for number, answer in enumerate(given):
             again = number > 0 and answer[0] == given[number - 1][0] and callable(answer[1])
-            slow = answer[0] in (*SLOWEST, "19-2")
+            slow = answer[0] in SLOWEST
             marks = pytest.mark.nightly if again or slow else ()
             found.append(pytest.param(*answer, id=f"{answer[0]} {number}", marks=marks))
     return found
@@ -210,6 +210,7 @@ def test_17_the_targets_leave_room_and_bite():
     assert watch.crossing_bytes == 8 * 24 * (512 * 512 + 512)
 
 
+@pytest.mark.nightly
 def test_20_a_stage_keeps_the_micro_batches_that_are_on_the_way():
     def activations(order):
         run = simulated(train_first_stage, order=order, pieces=16, ranks=4, rank=0)

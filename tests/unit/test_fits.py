@@ -71,6 +71,7 @@ def test_a_point_is_what_an_estimate_says():
     assert found.weights == said.by_category["weights"]
 
 
+@pytest.mark.nightly
 def test_a_rebuild_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     ways = [Recipe(precision="bf16"), Recipe(precision="bf16", attention="eager")]
     monkeypatch.setattr(build, "ways", lambda: ways)

@@ -91,7 +91,7 @@ def test_kinds_of_cache_and_numbers_take_what_they_must():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.nightly)])
 def test_so_many_users_fit_and_one_more_does_not(cache):
     gpu = gpu_named("1GiB:8.0")
     found = serve(gpu=gpu, cache=cache, prompt_tokens=4000, new_tokens=20)
@@ -104,7 +104,7 @@ def test_so_many_users_fit_and_one_more_does_not(cache):
     assert found.to_dict()["most_users"] == most
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_so_long_a_prompt_fits_and_no_longer_one():
     gpu = gpu_named("1GiB:8.0")
     found = serve(gpu=gpu, users=64, new_tokens=8)

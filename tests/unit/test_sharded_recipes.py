@@ -56,6 +56,7 @@ def test_extended_and_whole_trace_agree(settings):
     agree(CONFIG, settings)
 
 
+@pytest.mark.nightly
 def test_they_agree_where_a_vision_tower_is_shared_too():
     agree(IMAGES, {"precision": "amp-bf16", "checkpointing": True})
 
@@ -140,6 +141,7 @@ def test_a_recipe_for_many_is_not_run_by_one():
 # --- advice ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_several_gpus_may_share_what_one_cannot_hold():
     best = lab.advise("Llama-3.2-1B", "t4", gpus=4, only="full").best["same"]
     assert best.recipe.ranks == 4

@@ -63,6 +63,7 @@ def convert(target):
 
 @pytest.mark.slow
 @installed
+@pytest.mark.nightly
 def test_it_answers_and_trains(cache):
     model, tokenizer = catalogue.pretrained()
     assert model.dtype == torch.float32

@@ -191,8 +191,7 @@ class FitReport:
                 f"{format_bytes(gpu.peak_reserved_bytes)} of {room} were reserved."
                 + f" Other processes held up to {format_bytes(others)} of GPU {gpu.index}."
                 * bool(others)
-                + " The program caught the error and went on without."
-                * survived
+                + " The program caught the error and went on without." * survived
             )
         if self.fits is False:
             return f"It does not fit {where}: {most} reserved at most, {room} allowed."

@@ -682,7 +682,7 @@ class Watch:
                 untrained=any(trained < all_ for all_, trained in self._trainable.values()),
                 recomputes=any(history.recomputes for history in self.histories.values()),
                 steps=self.steps,
-                most_passes={model: max(ended) for model, ended in self._ended.items()},
+                most_passes={model: max(ended, default=0) for model, ended in self._ended.items()},
                 rank=self._rank,
                 local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             )

@@ -302,8 +302,8 @@ SIMULATED_MORE = {
 #: Of these a simulation asks for a value, refuses (recurrent layers), or has 2 KiB less
 #: (``segment_reduce``: the room in which a GPU sums up lengths).
 UNSIMULATED = {"gaussian", "mask as index", "unique", "lstm", "gru", "rnn", "segment_reduce"}
-#: Here the mode makes two or three requests less, of the same bytes at the peak.
-FEWER_REQUESTS = {"prod", "logcumsumexp"}
+#: Here the mode makes fewer requests, of the same bytes at the peak.
+FEWER_REQUESTS = {"logcumsumexp"}
 
 
 def test_the_guide_counts_them():

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from bitsandbytes import functional
 from conftest import left
 
 import labkit as lab
-from gpumem.hardware import this_machine
+from gpumem.hardware import cuda, this_machine
 from gpumem.models.catalogue import config
 
 #: Short prompts and long answers, whose peak is in decoding; long prompts, whose peak is not.
@@ -39,6 +40,13 @@ AT_NIGHT += [
     ("Llama-2-7B", 2, LONG_PROMPT | {"users": 4, "precision": "fp32"}),
     ("LLaVA-1.5-7B", 2, {"users": 2, "prompt_tokens": 700, "new_tokens": 24}),
 ]
+
+
+@pytest.fixture(autouse=True)
+def without_a_table_of_bitsandbytes():
+    """Free what other tests' optimizers have left on the GPU: it changes what a run reserves."""
+    functional.name2qmap.clear()
+    cuda.free_memory()
 
 
 def checked(model, layers, changes):

@@ -142,6 +142,7 @@ for _ in training_of_lengths(model, recipe, lengths[:3])(torch.device("cuda")):
 """
 
 
+@pytest.mark.nightly
 def test_steps_of_varied_length_reserve_what_was_estimated(on_phantom):
     said = on_phantom("t4", "-c", LENGTHS, PYTHONPATH="site").split()
     assert said == 18 * ["True"]

@@ -197,9 +197,10 @@ size_t free_bytes_of(int device) {
   return taken < gpu().total_bytes ? gpu().total_bytes - taken : 0;
 }
 
-// Hold bytes of a device, unless it has no room for them. Of two processes that ask for the same
-// room at once, neither may get it; none gets what the other has.
+// Hold bytes of a device, unless it has no room for them. What cannot fit is never counted, or another
+// process would fail beside it. Of two that ask for the same room at once, neither may get it.
 bool took(int device, size_t bytes) {
+  if (bytes > free_bytes_of(device)) return false;
   hold(device, bytes);
   bool fits = gpu().context_bytes + used_bytes[device] + others_bytes(device) <= gpu().total_bytes;
   if (!fits) let_go(device, bytes);

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -471,6 +472,34 @@ def test_a_program_that_waits_for_a_core_does_not_hang(run, monkeypatch):
     busy = "end = time.monotonic() + 8\nwhile time.monotonic() < end: pass"
     verdict, _ = run(f"import time, torch\ntorch.ones(4, device='cuda')\n{busy}")
     assert verdict.fits, verdict.headline()
+
+
+UNTIL_ASKED = """
+import os, torch
+layer = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(layer.parameters())
+print(os.getpid(), file=open("pid", "w"), flush=True)
+while not os.path.exists("leave"):
+    layer(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_that_ends_while_its_progress_is_printed_is_answered(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(run_script, "PROGRESS_SECONDS", 0.0)
+    said = []
+
+    def report(sentence):
+        said.append(sentence)
+        (tmp_path / "leave").touch()
+        stat = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+        while not stat.read_text().rpartition(") ")[2].startswith("Z"):
+            time.sleep(0.05)
+
+    verdict, _ = run(UNTIL_ASKED, report=report)
+    assert len(said) == 1
+    assert verdict.fits, str(verdict)
+    assert verdict.answers[0].ended == "finished"
 
 
 def test_ctrl_c_gives_what_is_known_so_far(tmp_path):

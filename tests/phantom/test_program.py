@@ -476,6 +476,44 @@ def test_a_program_that_waits_for_a_core_does_not_hang(run, monkeypatch):
     assert verdict.fits, verdict.headline()
 
 
+MALLOC = """
+#include <cstddef>
+extern "C" int cudaMalloc(void**, size_t);
+extern "C" int cudaFree(void*);
+extern "C" void* take(size_t bytes, int, void*) { void* p = 0; cudaMalloc(&p, bytes); return p; }
+extern "C" void give(void* p, size_t, int, void*) { cudaFree(p); }
+"""
+PLUGGED = f"""
+import subprocess
+open("own.cpp", "w").write({MALLOC!r})
+subprocess.run(["g++", "-shared", "-fPIC", "own.cpp", "-o", "own.so"], check=True)
+own = torch.cuda.memory.CUDAPluggableAllocator("./own.so", "take", "give")
+torch.cuda.memory.change_current_allocator(own)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [
+        ("os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'", "cudaMallocAsync"),
+        ("os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'", "NO_CUDA_MEMORY_CACHING"),
+        (PLUGGED, "pluggable"),
+    ],
+    ids=["asynchronous", "uncached", "pluggable"],
+)
+def test_another_allocator_gets_no_verdict(run, chosen, name):
+    before = "import os, torch" if chosen is PLUGGED else "import os"
+    verdict, _ = run(f"""{before}\n{chosen}\nimport torch
+try:
+    torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+except RuntimeError:
+    torch.zeros(4, device="cuda")
+""")
+    assert verdict.fits is None
+    assert re.search(f"{name} is in place of the caching allocator", verdict.headline())
+    assert not verdict.answers
+
+
 UNTIL_ASKED = """
 import os, torch
 layer = torch.nn.Linear(64, 64, device="cuda")

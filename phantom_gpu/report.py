@@ -207,9 +207,7 @@ class FitReport:
             return f"nothing happened for {HANG_SECONDS:.0f} s; it was stopped at {hung}."
         everyone = [*self.answers, *self.others]
         for allocator in filter(None, (answer.allocator for answer in everyone)):
-            return (
-                f"{allocator} is in place of PyTorch's caching allocator, which alone is watched."
-            )
+            return f"{allocator} is in place of the caching allocator, which alone is watched."
         for answer in everyone:
             if answer.error:
                 line = self.line(answer.error_stack[0]) if answer.error_stack else "its end"

@@ -510,7 +510,7 @@ except RuntimeError:
     torch.zeros(4, device="cuda")
 """)
     assert verdict.fits is None
-    assert re.search(f"{name} is in place of PyTorch's caching allocator", verdict.headline())
+    assert re.search(f"{name} is in place of the caching allocator", verdict.headline())
     assert not verdict.answers
 
 

@@ -7,8 +7,7 @@ import pytest
 from transformers import LlamaConfig
 
 import gpumem
-from gpumem.estimation import serving_advice
-from gpumem.estimation.serving_advice import ANSWER, NOTHING, ROUNDING
+from gpumem.estimation.serving_search import ANSWER, NOTHING, ROUNDING, needed_bytes
 from gpumem.hardware.catalogue import MARGIN, room_bytes
 from gpumem.hardware.catalogue import gpu as gpu_named
 from gpumem.inputs import InputError
@@ -54,7 +53,7 @@ def test_every_option_is_an_estimate_that_fits(found, request):
     for option in advice.options:
         again = estimated(config, option)
         assert again.fits
-        assert serving_advice._needed_bytes(again) == option.needed_bytes
+        assert needed_bytes(again) == option.needed_bytes
         assert option.needed_bytes <= room_bytes(gpu_named(option.gpu).budget_bytes, MARGIN)
         assert option.code
     order = [(NOTHING, ROUNDING, ANSWER).index(option.changes) for option in advice.options]

@@ -88,7 +88,7 @@ def test_so_many_users_fit_and_one_more_runs_out_of_memory(on_phantom, tmp_path)
         "    job = lab.generation(config('SmolLM2-135M', layers=4), users=users, **kind)\n"
         "    print(lab.measure(job, steps=1, track=False).oom is None)\n"
     )
-    most = found.most_users
+    most = found.most_users()
     said = on_phantom("t4", script, most, most + 1)
     assert said.split()[-2:] == ["True", "False"], most
 

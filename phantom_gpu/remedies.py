@@ -33,6 +33,7 @@ from phantom_gpu.program import (
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
+    CUDA,
     DDP,
     ENVIRONMENT,
     LIGHTNING,
@@ -117,7 +118,7 @@ def _excluded(remedy: Remedy) -> tuple[str, ...]:
 
 def _place(program: Program, model: ModelFacts, kind: str) -> Place | None:
     """Return the place of a kind that decides how ``model`` is trained."""
-    if kind in (LOADED, MOVED):
+    if kind in (LOADED, MOVED, CUDA):
         return next((place for place in model.made if place.kind == kind), None)
     if kind in (MODEL, ENVIRONMENT):
         return Place(kind, model.name if kind == MODEL else "")
@@ -182,7 +183,8 @@ def _on_model(change: Callable[[torch.nn.Module], Any], code: Code) -> tuple[dic
         change(model)
 
     after = Way(made, {"after": code})
-    return {LOADED: after}, {MOVED: after}, {MODEL: Way(first_pass, {"after": code})}
+    by_kind = ({LOADED: after}, {MOVED: after}, {CUDA: after})
+    return *by_kind, {MODEL: Way(first_pass, {"after": code})}
 
 
 def _source(function: Callable) -> str:
@@ -298,6 +300,12 @@ def _autocast_code(program: Program, place: Place, name: str) -> str:
     return text
 
 
+_TO_BF16 = Way(
+    lambda call, _: call.after.append(lambda model: model.to(torch.bfloat16)),
+    {"after": lambda _, __, name: f"{name}.to(torch.bfloat16)"},
+)
+
+
 def _amp(_: dict[str, Any]) -> dict[str, Any]:
     return {"bf16" if _autocast_dtype() is torch.bfloat16 else "fp16": True}
 
@@ -399,13 +407,19 @@ def step_in_backward(optimizer):
 
 
 def every_second_step(optimizer):
-    """Have two batches make one step. Divide the loss by 2 beside it."""
+    """Have two batches make one step, with the mean of their gradients."""
     step, zero_grad, batches = optimizer.step, optimizer.zero_grad, 0
 
     def step_or_not(*given, **options):
         nonlocal batches
         batches += 1
-        return step(*given, **options) if batches % 2 == 0 else None
+        if batches % 2 == 1:
+            return None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad /= 2
+        return step(*given, **options)
 
     def zero_or_not(*given, **options):
         if batches % 2 == 0:
@@ -597,7 +611,11 @@ REMEDIES = (
     Remedy(
         "bf16",
         lambda *facts: _trains_all_in_fp32(*facts) and _autocast_dtype() is torch.bfloat16,
-        ({LOADED: _arguments(dtype=torch.bfloat16)}, {MOVED: _arguments(dtype=torch.bfloat16)}),
+        (
+            {LOADED: _arguments(dtype=torch.bfloat16)},
+            {MOVED: _arguments(dtype=torch.bfloat16)},
+            {CUDA: _TO_BF16},
+        ),
     ),
     Remedy(
         "adafactor",

@@ -11,8 +11,8 @@ from gpumem.estimation.known_techniques import Effect
 from gpumem.trace import WITHOUT_GRADIENTS, Phase, Timeline
 
 #: Kinds of places; the model itself is one, before its first training pass.
-ARGUMENTS, LOADED, MOVED, OPTIMIZER, LOADER, DDP = (
-    "arguments", "loaded", "moved", "optimizer", "loader", "ddp",
+ARGUMENTS, LOADED, MOVED, CUDA, OPTIMIZER, LOADER, DDP = (
+    "arguments", "loaded", "moved", "cuda", "optimizer", "loader", "ddp",
 )  # fmt: skip
 ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT = (
     "accelerator", "lightning", "trl", "model", "environment",

@@ -13,6 +13,7 @@ from gpumem.inputs import InputError
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
+    CUDA,
     DDP,
     LIGHTNING,
     LOADED,
@@ -28,7 +29,8 @@ from phantom_gpu.report_records import (
 _CALLED = {
     ARGUMENTS: ("TrainingArguments", "SFTConfig"),
     LOADED: ("from_pretrained",),
-    MOVED: ("to", "cuda"),
+    MOVED: ("to",),
+    CUDA: ("cuda",),
     OPTIMIZER: (
         *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon"),
         *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),

@@ -279,6 +279,24 @@ def test_one_update_after_the_other_makes_no_temporaries_of_all_weights(run):
     assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes
 
 
+@pytest.mark.parametrize("move", ['to("cuda")', "cuda()"])
+def test_weights_are_bf16_from_where_they_are_moved(run, move):
+    text = GPT2.replace('to("cuda")', move)
+    plain, _ = run(text, steps=3)
+    [offer] = [each for each in plain.answers[0].remedies if each.name == "bf16"]
+    tried, _ = run(text, trials=orders([offer]), steps=3)
+    mended, _ = run(written(text, [offer]), steps=3)
+    assert tried.peak_reserved_bytes == mended.peak_reserved_bytes
+    assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes
+
+
+def test_bf16_weights_are_not_offered_where_inputs_are_fp32(run):
+    plain, _ = run(VIT, steps=3)
+    names = {offer.name for offer in plain.answers[0].remedies}
+    assert "checkpointing" in names
+    assert "bf16" not in names
+
+
 def test_what_is_chosen_is_the_mildest_that_fits_and_is_tried_on_the_gpu_itself(fixed):
     found, rerun = fixed(BLOCKS, budget_bytes=850 * MIB)
     assert found.first.fits is False

@@ -142,7 +142,8 @@ def missing_imports(text: str, edits: Iterable[Edit]) -> list[str]:
 def _missing(script: _Text, edits: Iterable[Edit]) -> list[str]:
     nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Import)]
     there = {alias.asname or alias.name for node in nodes for alias in node.names}
-    used = {name for edit in edits for name in re.findall(r"\b(\w+)\.", edit.code)}
+    codes = (re.sub(r"(?m)^ *from .*$", "", edit.code) for edit in edits)
+    used = {name for code in codes for name in re.findall(r"\b(\w+)\.", code)}
     return sorted((used & _PACKAGES) - there)
 
 

@@ -100,3 +100,5 @@ def test_what_is_not_imported_is_said():
         "bitsandbytes"
     ]
     assert missing_imports("import bitsandbytes", [edit]) == []
+    [edit] = offer(("loaded", "x.py:2", "after", "    from transformers.utils import a")).edits
+    assert missing_imports("", [edit]) == []

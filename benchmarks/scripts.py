@@ -9,7 +9,8 @@ Some lie in installed packages, others in public repositories at a commit, which
 below ``--sources DIR`` as ``owner--name`` where there is no network. Three, in
 ``benchmarks/examples``, are written here after a library's documentation, which has its code on
 pages only. Each runs with its documentation's arguments where it has any, and ends after three
-optimizer steps. `benchmarks.offline` makes what they would fetch: models at their real size, data.
+optimizer steps. One that draws numbers without a seed is given one. `benchmarks.offline` makes what
+they would fetch: models at their real size, data.
 
 ``--unwatched`` runs each a second time without our watch: all values read as zeros there. Peaks are
 the same to the byte, but for scripts that say which of their values decides otherwise. These run a
@@ -48,6 +49,8 @@ RECORD = HERE / "scripts.json"
 PAGE = HERE.parent / "docs" / "PHANTOM.md"
 MARKERS = ("<!-- scripts: begin -->", "<!-- scripts: end -->")
 UNWATCHED = HERE / "unwatched"
+#: Starts a script that draws numbers without a seed.
+SEEDED = HERE / "seeded.py"
 #: Answers that a model makes never end without values.
 UNWATCHED_SECONDS = 1800
 VARIABLES = {
@@ -83,7 +86,6 @@ class Script(NamedTuple):
         arguments, start: words behind and before the script; ``{data}`` is the folder of the data.
         inside: it runs in its source's folder, not in that of the data.
         decides: the value by which it goes another way where values read as zeros, if there is one.
-        varies: it draws numbers without a seed, so that no two runs have the same peaks.
     """
 
     name: str
@@ -95,7 +97,6 @@ class Script(NamedTuple):
     start: str = ""
     inside: bool = False
     decides: str = ""
-    varies: bool = False
 
     def command(self, source: Path | None, data: Path) -> list[str]:
         """Return how it is started by this Python."""
@@ -140,8 +141,8 @@ SCRIPTS = (
         "rtx-3090",
         "--dataset coco --data-path coco --model fasterrcnn_resnet50_fpn --batch-size 4 "
         "--workers 0",
+        start=str(SEEDED),
         decides="which boxes it keeps",
-        varies=True,
     ),
     Script(
         "references/segmentation/train.py",
@@ -604,7 +605,7 @@ def main() -> int:
             found = result(script, source, data)
             if asked.unwatched or asked.update:
                 found["unwatched"] = unwatched(script, source, data)
-                if script.decides and not script.varies:
+                if script.decides:
                     found["followed"] = unwatched(script, source, data, follows=True)
             if asked.update:
                 record["results"][script.trains] = found

@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "Plan what answers": {
         "gpumem.estimation.generation": ("Serving", "generation"),
         "gpumem.estimation.serving": ("serve",),
+        "gpumem.estimation.serving_advice": ("advise_serving",),
     },
 }
 

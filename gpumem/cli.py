@@ -71,12 +71,9 @@ def add_commands(commands: Any) -> None:
     option("--gpu", metavar="NAME", help=f"{GPU_HELP} (default: {smallest})")
     option("--recipe", metavar="FILE.json", help="start from a recipe in a file")
     option("--exact", action="store_true", help="trace every layer, even if identical")
-    option("--serve", action="store_true", help="answering, not training: the options below")
-    for flag, (field, help) in _SERVING_OPTIONS.items():
-        kind = {"metavar": "N", "type": int} if field in _SERVING_COUNTS else {"metavar": "KIND"}
-        option(flag, dest=field, default=argparse.SUPPRESS, help=help, **kind)
+    _add_serving_options(estimate)
 
-    text = "say how to train a model on a GPU, and write the script"
+    text = "say how to train a model on a GPU, and write the script; or how to answer with it"
     advise = commands.add_parser("advise", help=text, **planning)
     advise.set_defaults(action=_advise)
     option = advise.add_argument
@@ -89,11 +86,23 @@ def add_commands(commands: Any) -> None:
     for kind, trained in {"full": "every weight", "lora": "adapters"}.items():
         help = f"only recipes that train {trained}"
         only.add_argument(f"--{kind}", dest="only", action="store_const", const=kind, help=help)
+    _add_serving_options(advise)
+    for name in _SHARED:
+        help = "with --serve: as `labkit estimate` takes it"
+        option(f"--{name}", default=argparse.SUPPRESS, metavar="KIND", help=help)
 
     models = commands.add_parser("models", help="list the models that labkit knows by name")
     models.set_defaults(action=_models)
     gpus = commands.add_parser("gpus", help="list the GPUs that labkit knows by name")
     gpus.set_defaults(action=_gpus)
+
+
+def _add_serving_options(parser: argparse.ArgumentParser) -> None:
+    help = "answering, not training: the options below"
+    parser.add_argument("--serve", action="store_true", help=help)
+    for flag, (field, help) in _SERVING_OPTIONS.items():
+        kind = {"metavar": "N", "type": int} if field in _SERVING_COUNTS else {"metavar": "KIND"}
+        parser.add_argument(flag, dest=field, default=argparse.SUPPRESS, help=help, **kind)
 
 
 def size(text: str) -> int:
@@ -108,11 +117,8 @@ def size(text: str) -> int:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    given = [flag for flag, (field, _) in _SERVING_OPTIONS.items() if field in options]
-    if options.serve:
-        return _serve(options)
-    if given:
-        raise InputError(f"{given[0]} belongs to answering: say --serve too")
+    if (serving := _serving_fields(options)) is not None:
+        return _serve(options, serving)
     from gpumem.estimation.estimate import estimate
     from gpumem.estimation.recipe import Recipe
     from gpumem.files import read_file
@@ -134,24 +140,51 @@ def _estimate(options: argparse.Namespace) -> int:
     return 0 if found.fits else 1
 
 
-def _serve(options: argparse.Namespace) -> int:
-    from gpumem.estimation.serving import serve
-
-    training = [name for name in recipe_fields(options) if name not in _SHARED]
-    training += [name for name in ("recipe", "exact", "host_memory") if getattr(options, name)]
+def _serving_fields(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the fields of `Serving` that were given; None if it is training that was asked for."""
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if value is not None and value is not False
+    }
+    flags = {field: flag for flag, (field, _) in _SERVING_OPTIONS.items()}
+    if not options.serve:
+        if options.action is _advise:  # a recipe's, too, have no place there
+            flags |= {name: f"--{name}" for name in _SHARED}
+        if names := [name for name in flags if name in given]:
+            raise InputError(f"{flags[names[0]]} belongs to answering: say --serve too")
+        return None
+    training = [name for name in given if name in _RECIPE_HELP and name not in _SHARED]
+    training += [name for name in ("recipe", "exact", "host_memory", "write") if name in given]
+    training += [given["only"]] if "only" in given else []
     if training:
         raise InputError(f"--{training[0].replace('_', '-')} is for training: leave out --serve")
-    names = [field for field, _ in _SERVING_OPTIONS.values()]
-    fields = {name: value for name, value in vars(options).items() if name in (*names, *_SHARED)}
+    return {name: value for name, value in given.items() if name in flags or name in _SHARED}
+
+
+def _serve(options: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from gpumem.estimation.serving import serve
+
     with _one_sentence(options.model):
         found = serve(options.model, gpu=options.gpu, torch=options.torch, **fields)
-        found.most_users, found.longest_prompt_tokens  # noqa: B018 (the answer has both)
-        text = _as_text(found, options)
+        text = str(found)
+        if options.json:
+            limits = ("most_users", "longest_prompt_tokens")
+            more = {name: getattr(found, name)() for name in limits}
+            text = json.dumps(found.to_dict() | more, ensure_ascii=False)
     print(text)
     return 0 if found.fits else 1
 
 
 def _advise(options: argparse.Namespace) -> int:
+    if (serving := _serving_fields(options)) is not None:
+        from gpumem.estimation.serving_advice import advise_serving
+
+        asked = {"gpus": options.gpus, "torch": options.torch, **serving}
+        with _one_sentence(options.model):
+            advice = advise_serving(options.model, options.gpu, **asked)
+        print(_as_text(advice, options))
+        return 0 if advice.fits or advice.options else 1
     from gpumem.estimation.advice import advise
 
     if options.write is not None and Path(options.write).exists():

@@ -120,9 +120,7 @@ class Block:
         """The module, or the name by which people know what PyTorch itself has asked for."""
         if self.owner or self.tag.module:
             return self.owner
-        files = (frame["filename"] for frame in self.frames)
-        innermost = next((file for file in files if not file.startswith(_BETWEEN_CODE)), "")
-        return _OWNERS.get(innermost, "")
+        return _OWNERS.get(_innermost(self.frames), "")
 
     @property
     def line(self) -> str:
@@ -133,6 +131,12 @@ class Block:
     def users_line(self) -> str:
         """``file:line`` of the innermost code outside Python's and installed libraries."""
         return _line(self.frames, is_librarys) or self.tag.line
+
+
+def _innermost(frames: Iterable[Mapping[str, Any]]) -> str:
+    """Return the file of the code that called PyTorch's operator."""
+    files = (frame["filename"] for frame in frames)
+    return next((file for file in files if not file.startswith(_BETWEEN_CODE)), "")
 
 
 def _line(frames: Iterable[Mapping[str, Any]], is_skipped: Callable[[str], bool]) -> str:
@@ -202,6 +206,12 @@ class FailedEntry(NamedTuple):
     def users_line(self) -> str:
         """As of a `Block`."""
         return _line(self.frames, is_librarys) or self.tag.line
+
+    @property
+    def is_scripts(self) -> bool:
+        """Whether the script's own code asked, and no library's that could catch the error."""
+        innermost = _innermost(self.frames)
+        return bool(innermost) and not is_librarys(innermost)
 
 
 class Collected(NamedTuple):

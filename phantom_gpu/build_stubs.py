@@ -230,7 +230,7 @@ def _undefined_symbols(wheel: Wheel) -> dict[str, str]:
 def _sonames(wheel: Wheel) -> dict[str, str]:
     """Return the versioned name under which torch loads each library."""
     sonames = {}
-    for library in (wheel.torch / "lib").glob("libtorch*.so"):
+    for library in (wheel.torch / "lib").glob("lib*.so"):  # NVRTC's may be libcaffe2_nvrtc's alone
         for soname in re.findall(rb"lib[\w-]+\.so\.\d+", library.read_bytes()):
             name = soname.decode()
             sonames[name[: name.index(".so") + 3]] = name

@@ -1,13 +1,14 @@
 """transformers' caches of keys and values: where they lie, and what a token of one user takes.
 
 Every layer's update is seen, so that a report can name the cache, and say what a longer
-conversation would take.
+conversation would take. Of an encoder-decoder both caches count, and the tokens of both.
 
 Limits: caches of transformers from 4.56 on, whose layers are objects. Beside windows of attention a
 token counts with what the last one added.
 """
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from phantom_gpu.report_records import CacheHeld
 
 #: Called with a cache, the number of a layer, and the keys that it reads, after each update.
 SEEN_BY: list[Callable[[Any, int, torch.Tensor], None]] = []
+#: An encoder-decoder's cache of its own tokens -> that of the encoder's, and the other way round.
+_BESIDE: weakref.WeakKeyDictionary[Any, weakref.ref] = weakref.WeakKeyDictionary()
 
 
 class Caches:
@@ -29,17 +32,18 @@ class Caches:
 
     def filled(self, cache: Any, keys: torch.Tensor) -> None:
         """Note that the last layer reads ``keys``, [users, heads, tokens, size]."""
-        users, tokens = keys.shape[0], keys.shape[-2]
-        held = {
-            t.untyped_storage().data_ptr(): t for each in cache.layers for t in tensors_of(each)
-        }
-        nbytes = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+        users, tokens, nbytes = keys.shape[0], keys.shape[-2], _bytes_of(cache)
         which, tokens_before, bytes_before = self._before
         more = tokens - tokens_before
         self._before = id(cache), tokens, nbytes
         each = nbytes // (users * tokens)
         if which == id(cache) and more > 0:
             each = (nbytes - bytes_before) // (users * more)
+        other = _BESIDE.get(cache, lambda: None)()
+        if other is not None:
+            read = [layer.keys for layer in other.layers[:1] if layer.keys is not None]
+            tokens += sum(keys.shape[-2] for keys in read)
+            nbytes += _bytes_of(other)
         if self.largest is None or nbytes >= self.largest.nbytes:
             self.largest = CacheHeld(nbytes, users, tokens, each)
 
@@ -49,9 +53,20 @@ def tensors_of(layer: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(list(vars(layer).values())) if tensor.is_cuda]
 
 
+def _bytes_of(cache: Any) -> int:
+    held = {t.untyped_storage().data_ptr(): t for each in cache.layers for t in tensors_of(each)}
+    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+
+
 def after_caches(module: Any) -> None:
     """See what is written into caches."""
-    plain = module.Cache.update
+    plain, plain_pair = module.Cache.update, module.EncoderDecoderCache.__init__
+
+    @functools.wraps(plain_pair)
+    def pair(self: Any, *caches: Any, **named: Any) -> None:
+        plain_pair(self, *caches, **named)
+        own, encoders = self.self_attention_cache, self.cross_attention_cache
+        _BESIDE[own], _BESIDE[encoders] = weakref.ref(encoders), weakref.ref(own)
 
     @functools.wraps(plain)
     def update(
@@ -64,4 +79,4 @@ def after_caches(module: Any) -> None:
                 seen(self, layer_idx, found[0])
         return found
 
-    module.Cache.update = update
+    module.Cache.update, module.EncoderDecoderCache.__init__ = update, pair

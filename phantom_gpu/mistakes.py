@@ -190,13 +190,18 @@ def checkpoints_in_vain(run: Run) -> Iterator[Mistake]:
 
 
 def repeats_an_error(run: Run) -> Iterator[Mistake]:
-    """A request that failed, was caught, and was made again no smaller."""
+    """A request that failed, was caught by the script, and was made again no smaller. A library may
+    catch one, too, and go on in the same call: transformers loads the next weight, FSDP saves it.
+    """
     for history in run.histories.values():
         tried: dict[tuple, list[FailedEntry]] = {}
         for entry in history.failures:
             stack = tuple((frame["filename"], frame["line"]) for frame in entry.frames)
             earlier = tried.setdefault(stack, [])
-            if not earlier or entry.nbytes >= earlier[0].nbytes:  # a smaller batch asks for less
+            if not earlier or (
+                entry.nbytes >= earlier[0].nbytes  # a smaller batch asks for less
+                and (entry.is_scripts or entry.tag.number > earlier[-1].tag.number)
+            ):
                 earlier.append(entry)
         for entries in tried.values():
             if len(entries) > 1:

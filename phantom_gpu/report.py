@@ -112,6 +112,8 @@ class FitReport:
         """
         if self.out_of_memory or self.peak_reserved_bytes > self.budget_bytes:
             return False
+        if any(answer.allocator for answer in [*self.answers, *self.others]):
+            return None
         well = all(answer.ended in ENDED_WELL for answer in self.answers)
         return True if self.answers and well and not self.hung and not self.returncode else None
 
@@ -205,7 +207,10 @@ class FitReport:
         if self.hung:
             hung = self.line(self.hung)
             return f"nothing happened for {HANG_SECONDS:.0f} s; it was stopped at {hung}."
-        for answer in [*self.answers, *self.others]:
+        everyone = [*self.answers, *self.others]
+        for allocator in filter(None, (answer.allocator for answer in everyone)):
+            return f"{allocator} is in place of the caching allocator, which alone is watched."
+        for answer in everyone:
             if answer.error:
                 line = self.line(answer.error_stack[0]) if answer.error_stack else "its end"
                 error = answer.error.replace(f"{self.folder}{os.sep}", "")

@@ -261,6 +261,7 @@ class ProcessReport:
         updates_itself: it has no optimizer of ``torch.optim``, and steps are its backward passes.
         cache: the largest of transformers' caches of keys and values; None where there was none.
         mistakes: of the program, once it has ended.
+        allocator: what it has in place of PyTorch's caching allocator, which alone is watched.
         faults: of ours, which may have kept something out of this report.
     """
 
@@ -287,3 +288,4 @@ class ProcessReport:
     remedies: list[Offer] = field(default_factory=list)
     cache: CacheHeld | None = None
     mistakes: list[Mistake] = field(default_factory=list)
+    allocator: str = ""

@@ -107,7 +107,7 @@ def run_program(
             gpus=gpus,
             budget_bytes=budget_bytes,
             answers=sorted((a for a in answers if a.gpus), key=lambda answer: answer.rank),
-            others=[answer for answer in answers if answer.error and not answer.gpus],
+            others=[each for each in answers if (each.error or each.allocator) and not each.gpus],
             folder=started_in,
             returncode=process.returncode,
             hung=hung,

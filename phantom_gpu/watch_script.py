@@ -226,6 +226,8 @@ class Watch:
 
     @guarded
     def _on_cuda(self) -> None:
+        if _other_allocator():
+            return
         self._record()
         _memory._record_memory_history = self._recorded_by_user
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
@@ -521,7 +523,7 @@ class Watch:
     def look(self, moment: str = "") -> None:
         """Read what every GPU's allocator recorded since the last look, and whose blocks live; keep
         the segments of a moment that has a name."""
-        if not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized() or _other_allocator():
             return
         collects = gc.isenabled()
         gc.disable()  # thousands of new records would have it walk through all of them
@@ -659,6 +661,7 @@ class Watch:
             remedies=self._remedies(),
             cache=self.caches.largest,
             mistakes=self._mistakes() or [],
+            allocator=_other_allocator() if torch.cuda.is_initialized() else "",
         )
 
     @guarded
@@ -691,8 +694,10 @@ class Watch:
     def _gpu_reports(self) -> list[GpuReport]:
         """Return what is known of each GPU that held anything; where a fault of ours keeps its
         record from being read, what the allocator itself has counted."""
-        found = []
-        for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        found: list[GpuReport] = []
+        if not torch.cuda.is_initialized() or _other_allocator():
+            return found
+        for device in range(torch.cuda.device_count()):
             stats = self.peak_stats.get(device) or torch.cuda.memory_stats(device)
             history = self.histories.get(device, History())
             used = stats.get("reserved_bytes.all.peak") or stats.get("num_ooms")
@@ -907,6 +912,14 @@ def _models() -> list[torch.nn.Module]:
     modules = [found for found in modules if "_modules" in vars(found)]  # the others are half made
     inner = {id(child) for module in modules for child in module.children()}
     return [module for module in modules if id(module) not in inner]
+
+
+def _other_allocator() -> str:
+    """Return what the program has in place of PyTorch's caching allocator, if anything."""
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return "PYTORCH_NO_CUDA_MEMORY_CACHING"
+    backend = torch.cuda.get_allocator_backend()
+    return "" if backend == "native" else f"an allocator called {backend}"
 
 
 def _unsized_workspaces() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpumem.allocator.workspaces import DEFAULT_BYTES, workspace_bytes
 from gpumem.estimation.model_building import adapter_targets
+from gpumem.estimation.paged import BLOCK_TOKENS, LARGE_BATCH, UTILIZATION, batch_of
 from gpumem.estimation.recipe import ALL_LINEAR, Recipe
 from gpumem.estimation.recipes_to_try import LORA_RANK, changes
 from gpumem.estimation.script import script, weights_of
@@ -28,16 +29,23 @@ from will_it_fit.build import LENGTHS, MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH,
 from will_it_fit.table import (
     MORE_RESERVED,
     MORE_SEEN,
+    NEW_TOKENS,
+    PAGED_KINDS,
+    PAGED_WEIGHTS,
+    SERVED_KINDS,
+    SHAPES,
     USUAL_LENGTH,
     Point,
+    ServedPoint,
     allocated_of,
     name_of_way,
+    servings,
     table,
     techniques,
 )
 
 HERE = Path(__file__).resolve().parent
-FILES = ("fit/fit.html", "fit/fit.css", "fit/fit.js", "static/icon.svg")
+FILES = ("fit/fit.html", "fit/fit.css", "fit/answer.js", "fit/fit.js", "static/icon.svg")
 #: What fits and takes so many times as long as the fastest that does comes behind the others.
 SLOW = 4
 #: Stand in scripts for what the page fills in.
@@ -86,8 +94,10 @@ def write_fit_page(folder: Path) -> None:
 def page_data() -> dict[str, Any]:
     """Return all that the page looks up."""
     known, tried = table(), _tried()
+    record = asdict(known)
     return {
-        "table": asdict(known),
+        "table": record,
+        "serving": _serving(record.pop("serving")),
         "fields": Point._fields,
         "ways": [_way(*pair) for pair in zip(known.recipes, known.ways, strict=True)],
         "ranks": RANKS,
@@ -117,6 +127,58 @@ def gpus() -> list[Gpu]:
 def more_workspace_bytes(gpu: Gpu) -> int:
     """Return what cuBLAS takes on ``gpu`` beyond the GPUs of the table, for its two threads."""
     return 2 * (workspace_bytes(gpu) - DEFAULT_BYTES)
+
+
+def paged_kind(gpu: Gpu) -> int:
+    """Return the place in ``PAGED_KINDS`` of the GPU that stands for ``gpu``."""
+    return 1 + (batch_of(gpu) == LARGE_BATCH) if gpu.bf16_native else 0
+
+
+def _serving(models: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page looks up for answering."""
+    ways = [(*kind, None) for kind in SERVED_KINDS]
+    ways += [(quantize, "paged", kind) for quantize in PAGED_WEIGHTS for kind in (None, "fp8")]
+    simulated = " and ".join(f"{users} × {tokens:,}" for users, tokens in SHAPES)
+    return {
+        "models": models,
+        "ways": [_way_to_answer(*way) for way in ways],
+        "fields": ServedPoint._fields,
+        "points": len(servings()),
+        "shapes": SHAPES,
+        "newTokens": NEW_TOKENS,
+        "utilization": UTILIZATION,
+        "blockTokens": BLOCK_TOKENS,
+        "stored": f"transformers' caches were simulated with {simulated} tokens in the prompts and "
+        f"{NEW_TOKENS} in each answer, and have no answer for others. vLLM's arithmetic holds for "
+        "any.",
+        "trusted": "Simulated, not measured on a GPU. What transformers' generate is said to take "
+        "is held to PyTorch's own allocator on a phantom GPU, to the byte, in six cases each day.",
+    }
+
+
+def _way_to_answer(quantize: str | None, cache: str, kv_dtype: str | None) -> dict[str, Any]:
+    paged = cache == "paged"
+    if paged:
+        place = len(PAGED_KINDS) * PAGED_WEIGHTS.index(quantize)
+    else:
+        place = len(SHAPES) * SERVED_KINDS.index((quantize, cache))
+    weights = {None: "16-bit weights", "int8": "int8 weights", "nf4": "NF4 weights"}[quantize]
+    rounded = {
+        "int8": "weights are rounded to 8 bits",
+        "nf4": "weights are rounded to 4 bits",
+        "fp8": "the cache is rounded to 8 bits",
+    }
+    options = {"quantize": quantize, "cache": cache, "kv-dtype": kv_dtype}
+    return {
+        "label": f"{weights}, {cache} cache{', FP8' * bool(kv_dtype)}{' (vLLM)' * paged}",
+        "quantize": quantize,
+        "cache": cache,
+        "kv": kv_dtype,
+        "place": place,
+        "may": [key for key in (quantize, kv_dtype, "vllm" if paged else None) if key],
+        "changes": [rounded[key] for key in (quantize, kv_dtype) if key],
+        "options": "".join(f" --{name} {value}" for name, value in options.items() if value),
+    }
 
 
 def _way(recipe: Recipe, changed: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +274,12 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "peer": gpu.peer_gb_per_s,
         "peerName": "NVLink" if gpu.nvlink_gb_per_s else "PCI Express",
         "workspaces": more_workspace_bytes(gpu),
+        "oneWorkspace": more_workspace_bytes(gpu) // 2,
+        "usable": gpu.usable_bytes,
+        "context": gpu.context_bytes,
+        "conversations": batch_of(gpu)[1],
+        "kind": paged_kind(gpu),
+        "int8": gpu.compute_capability >= (7, 5),
         "fp32": gpu.fp32_tflops,
         "fp16": gpu.fp16_tflops,
         "bf16": gpu.bf16_tflops if gpu.bf16_native else None,
@@ -295,6 +363,12 @@ def _trust(tried: dict[str, dict[int, str]]) -> str:
         "7 to 16 % less. We do not know what the versions of 2022 kept in addition.</p>",
         _table("Published runs on a V100, in MB", heading, published),
         f"<p>{_BETWEEN}</p>",
+        "<p>Answering is simulated as training is: transformers' generate runs on tensors without "
+        "content, all prompts in one batch, then a token for each user in every pass. Nothing is "
+        "said between conversations that were simulated. They were simulated for an A100; what "
+        "other GPUs' kernels take in addition is in the margin of "
+        f"{100 * MORE_SEEN:.1f} %, below which the page says “probably”. A paged cache is "
+        "vLLM's own arithmetic on simulated weights and activations; its layers may take less.</p>",
     ]
     return "".join(parts)
 

@@ -13,7 +13,6 @@ FP32 counts without TF32, as PyTorch computes it by default. Several GPUs are eq
 machine; the bound leaves their exchange out.
 """
 
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +72,7 @@ class Advice:
     @property
     def room_bytes(self) -> int:
         """What a recipe may take: the capacity less the margin."""
-        return math.floor(self.capacity_bytes * (1 - self.margin))
+        return catalogue.room_bytes(self.capacity_bytes, self.margin)
 
     @property
     def rated_as(self) -> str:
@@ -267,8 +266,7 @@ def advise(
     """
     started = time.perf_counter()
     gpu = catalogue.gpu(gpu)
-    if not isinstance(margin, int | float) or not 0 <= margin < 1:
-        raise InputError(f"margin must be a share from 0 to below 1, not {margin!r}")
+    room_bytes = catalogue.room_bytes(gpu.budget_bytes, margin)
     gpus = positive_int(gpus, "gpus", most=MOST_GPUS)
     if only is not None:
         only = one_of(only, KINDS, "kind of training")
@@ -276,7 +274,6 @@ def advise(
     if host_memory_bytes is not None:
         positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
         host_share = host_memory_bytes // gpus
-    room_bytes = math.floor(gpu.budget_bytes * (1 - margin))
     name, config = find_config(model)
     search = Search(config, gpu, gpus, _sequence(seq_len, config), only, room_bytes, host_share)
     with following(torch):

@@ -156,23 +156,10 @@ class Estimate:
             host += ", for each GPU"
         if self.host_limit_bytes:
             host += f", which has {format_bytes(self.host_limit_bytes)}"
-        known = self.gpu.context_known
-        rows = [
-            ("reserved", self.peak_reserved_bytes, "by PyTorch's allocator: this must fit"),
-            ("allocated", self.peak_allocated_bytes, "of it, in blocks that tensors use"),
-            ("capacity", self.capacity_bytes, "of the GPU, the CUDA context set aside"),
-            ("context", self.gpu.context_bytes, f"for CUDA itself ({known}), beside the allocator"),
-            ("floor", self.floor_bytes, "no schedule of this recipe gets below"),
-            ("host", run.host_bytes, host),
-        ]
-        lines.append("")
-        lines += [f"  {name:<13}{format_bytes(n):>9}  {text}" for name, n, text in rows]
-        lines += ["", "  At the allocated peak:"]
-        for category in Category:
-            if nbytes := self.by_category.get(str(category), 0):
-                bar = "█" * round(_BAR * nbytes / self.peak_allocated_bytes) or "▏"
-                lines.append(f"  {category:<13}{format_bytes(nbytes):>9}  {bar}")
-        lines.append("")
+        floor = ("floor", self.floor_bytes, "no schedule of this recipe gets below")
+        lines += ["", *memory_lines(self, floor, ("host", run.host_bytes, host))]
+        parts = {str(each): self.by_category.get(str(each), 0) for each in Category}
+        lines += ["", "  At the allocated peak:", *part_lines(parts), ""]
         flops, moved = f"{run.flops / 1e12:.4g} TFLOP", f"{run.moved_bytes / 1e9:.4g} GB"
         lines.append(f"  A step computes {flops} and moves {moved} in the GPU's memory.")
         if run.sent_bytes:
@@ -190,15 +177,45 @@ class Estimate:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
-        spare_bytes = self.capacity_bytes - self.peak_reserved_bytes
-        if self.fits:
-            return f"fits, with {format_bytes(spare_bytes)} to spare"
-        if self.run.fits:
+        if self.host_short_bytes and self.run.fits:
             too_much = format_bytes(self.host_short_bytes)
             return f"does not fit the host's memory, {too_much} too much"
-        if spare_bytes < 0:
-            return f"does not fit, {format_bytes(-spare_bytes)} too much"
-        return "does not fit"  # a cached block is too small to serve a request
+        return verdict(self)
+
+
+# --- as text, for answering, too ------------------------------------------------------------------
+
+
+def verdict(found: Any) -> str:
+    """Say whether what was estimated fits the GPU, and by how much."""
+    spare_bytes = found.capacity_bytes - found.peak_reserved_bytes
+    if found.fits:
+        return f"fits, with {format_bytes(spare_bytes)} to spare"
+    if spare_bytes < 0:
+        return f"does not fit, {format_bytes(-spare_bytes)} too much"
+    return "does not fit"  # a cached block is too small to serve a request
+
+
+def memory_lines(found: Any, *more: tuple[str, int, str]) -> list[str]:
+    """Return lines with what an estimate takes of its GPU, and ``more`` names, bytes and texts."""
+    known = found.gpu.context_known
+    rows = [
+        ("reserved", found.peak_reserved_bytes, "by PyTorch's allocator: this must fit"),
+        ("allocated", found.peak_allocated_bytes, "of it, in blocks that tensors use"),
+        ("capacity", found.capacity_bytes, "of the GPU, the CUDA context set aside"),
+        ("context", found.gpu.context_bytes, f"for CUDA itself ({known}), beside the allocator"),
+        *more,
+    ]
+    return [f"  {name:<13}{format_bytes(nbytes):>9}  {text}" for name, nbytes, text in rows]
+
+
+def part_lines(parts: Mapping[str, int]) -> list[str]:
+    """Return a line with a bar for each of ``parts`` that has bytes."""
+    total = sum(parts.values())
+    bars = {
+        name: "█" * round(_BAR * nbytes / total) or "▏" for name, nbytes in parts.items() if nbytes
+    }
+    return [f"  {name:<13}{format_bytes(parts[name]):>9}  {bar}" for name, bar in bars.items()]
 
 
 def estimate(

@@ -75,6 +75,14 @@ class Paged:
         return int(UTILIZATION * self.gpu.usable_bytes)
 
     @property
+    def needed_bytes(self) -> int:
+        """What weights, rehearsal and the blocks of all users' conversations take, the empty block
+        included; more than vLLM leaves them where these do not fit."""
+        blocks = 1 + self.serving.users * blocks_of(self.serving.seq_len)
+        cache_bytes = blocks * BLOCK_TOKENS * self.cache_bytes_per_token
+        return self.weights_bytes + self.activations_bytes + cache_bytes
+
+    @property
     def cache_bytes(self) -> int:
         """The cache's, taken at once; 0 where nothing is left for it."""
         return self.blocks * BLOCK_TOKENS * self.cache_bytes_per_token
@@ -90,15 +98,13 @@ class Paged:
     def _usable_blocks(self) -> int:
         return max(0, self.blocks - 1)
 
-    @property
     def most_users(self) -> int:
-        """The most users whose conversations fit when each has its last token."""
+        """Return the most users whose conversations fit when each has its last token."""
         return min(self._usable_blocks // blocks_of(self.serving.seq_len), batch_of(self.gpu)[1])
 
-    @property
     def longest_prompt_tokens(self) -> int:
-        """The longest prompt with which as many users, and as many new tokens, fit, up to the
-        positions that the model knows. 0: no prompt does."""
+        """Return the longest prompt with which as many users, and as many new tokens, fit, up to
+        the positions that the model knows. 0: no prompt does."""
         each = self._usable_blocks // self.serving.users * BLOCK_TOKENS
         known = getattr(self.config.get_text_config(), "max_position_embeddings", None) or each
         too_many = self.serving.users > batch_of(self.gpu)[1]
@@ -107,7 +113,7 @@ class Paged:
     @property
     def fits(self) -> bool:
         """Whether all users' conversations fit at once; vLLM lets the others wait."""
-        return self.serving.users <= self.most_users
+        return self.serving.users <= self.most_users()
 
     @property
     def bound_tokens_per_second(self) -> float | None:
@@ -135,8 +141,6 @@ class Paged:
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "blocks": self.blocks,
             "block_tokens": BLOCK_TOKENS,
-            "most_users": self.most_users,
-            "longest_prompt_tokens": self.longest_prompt_tokens,
             "fits": self.fits,
             "bound_tokens_per_second": self.bound_tokens_per_second,
             "seconds_to_estimate": round(self.seconds_to_estimate, 3),
@@ -167,8 +171,8 @@ def answers(found: Any) -> list[str]:
     users = "1 user" if serving.users == 1 else f"{serving.users} users"
     lines = [
         f"  A token of one user takes {format_bytes(found.cache_bytes_per_token)} of the cache.",
-        f"  Users that fit with {each} each: {found.most_users:,}.",
-        f"  Longest prompt that fits for {users}: {found.longest_prompt_tokens:,} tokens.",
+        f"  Users that fit with {each} each: {found.most_users():,}.",
+        f"  Longest prompt that fits for {users}: {found.longest_prompt_tokens():,} tokens.",
     ]
     if bound := found.bound_tokens_per_second:
         lines.append(

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -24,7 +23,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from gpumem.allocator.attention_workspaces import divides_keys, keys_in_block
 from gpumem.allocator.replay import Player
 from gpumem.allocator.workspaces import with_workspaces
-from gpumem.estimation.estimate import assumed_gpu, repeated_layers
+from gpumem.estimation.estimate import (
+    assumed_gpu,
+    memory_lines,
+    part_lines,
+    repeated_layers,
+    verdict,
+)
 from gpumem.estimation.generation import MOST, MOST_TOKENS, Serving, answering
 from gpumem.estimation.model_building import possible_for
 from gpumem.estimation.paged import Paged, answers, batch_of, refuse_other_caches
@@ -39,13 +44,12 @@ from gpumem.out_of_memory import SimulatedOutOfMemory
 from gpumem.simulation import Log, recording
 from gpumem.torch_release import following, torch_release
 from gpumem.trace import ROUNDING, Category, Storage, Trace
-from gpumem.units import as_printed, format_bytes
+from gpumem.units import as_printed
 
 #: What a replay serves in some minutes.
 MOST_CHANGES = 40_000_000
 LOADING, PREFILL, LOGITS, DECODE = "loading", "prefill", "prefill, its logits", "decode"
 CACHE = str(Category.CACHE)
-_BAR = 40  # characters
 #: Where a search for what fits begins, whatever was asked for before.
 _START = {"users": 1, "prompt_tokens": 2048}
 _LASTING = (Category.WEIGHTS, Category.BUFFERS)
@@ -103,17 +107,16 @@ class Served:
         """Whether the GPU serves every request."""
         return self.failed_in is None
 
-    @cached_property
     def most_users(self) -> int:
-        """How many users' conversations of this length fit together: one more does not. 0: not even
-        one. Found by replaying several numbers of users, which takes some time."""
+        """Return how many users' conversations of this length fit together: one more does not. 0:
+        not even one. Several numbers of users are replayed for it, which takes some time."""
         most = MOST_TOKENS // self.serving.prompt_tokens
         return self._boundary("users", most)
 
-    @cached_property
     def longest_prompt_tokens(self) -> int:
-        """The longest prompt with which as many users, and as many new tokens, fit: one token more
-        does not, or is more than the model knows positions. 0: no prompt does."""
+        """Return the longest prompt with which as many users, and as many new tokens, fit: one
+        token more does not, or is more than the model knows positions. 0: no prompt does. Takes
+        as long as `most_users`."""
         text = self.config.get_text_config()
         known = getattr(text, "max_position_embeddings", None) or MOST_TOKENS
         most = min(known - self.serving.new_tokens + 1, MOST_TOKENS // self.serving.users)
@@ -165,10 +168,8 @@ class Served:
             return _served(self.model, self.config, changed, self.gpu)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready copy; ``most_users`` and ``longest_prompt_tokens``, which take long,
-        are in it if they were asked for before."""
-        found = ("most_users", "longest_prompt_tokens")
-        return {name: vars(self)[name] for name in found if name in vars(self)} | {
+        """Return a JSON-ready copy."""
+        return {
             "model": self.model,
             "gpu": self.gpu.key,
             "gpu_assumed": self.assumed,
@@ -193,30 +194,18 @@ class Served:
 
     def __str__(self) -> str:
         """Write the verdict first, then what it rests on; the users that fit are looked for."""
-        spare_bytes = self.capacity_bytes - self.peak_reserved_bytes
-        verdict = "does not fit"
-        if self.fits:
-            verdict = f"fits, with {format_bytes(spare_bytes)} to spare"
-        elif spare_bytes < 0:
-            verdict += f", {format_bytes(-spare_bytes)} too much"
-        lines = [f"{self.model} on {self.gpu.name}: {verdict}"]
-        lines += [f"  {line}" for line in (self.serving, self.assumed) if line]
-        known = self.gpu.context_known
-        rows = [
-            ("reserved", self.peak_reserved_bytes, "by PyTorch's allocator: this must fit"),
-            ("allocated", self.peak_allocated_bytes, "of it, in blocks that tensors use"),
-            ("capacity", self.capacity_bytes, "of the GPU, the CUDA context set aside"),
-            ("context", self.gpu.context_bytes, f"for CUDA itself ({known}), beside the allocator"),
-            ("KV cache", self.cache_bytes, "at the end, of all users"),
-        ]
-        lines.append("")
-        lines += [f"  {name:<13}{format_bytes(n):>9}  {text}" for name, n, text in rows]
         where = f"{self.peak_in}, pass {self.peak_pass} of {self.serving.new_tokens}"
-        lines += ["", f"  At the allocated peak ({where}):"]
-        for name, nbytes in self.parts.items():
-            bar = "█" * round(_BAR * nbytes / self.peak_allocated_bytes) or "▏"
-            lines.append(f"  {name:<13}{format_bytes(nbytes):>9}  {bar}")
-        lines += ["", *answers(self)]
+        lines = [
+            f"{self.model} on {self.gpu.name}: {verdict(self)}",
+            *(f"  {line}" for line in (self.serving, self.assumed) if line),
+            "",
+            *memory_lines(self, ("KV cache", self.cache_bytes, "at the end, of all users")),
+            "",
+            f"  At the allocated peak ({where}):",
+            *part_lines(self.parts),
+            "",
+            *answers(self),
+        ]
         lines.append(f"  The allocator's rules are those of PyTorch {self.torch}.")
         return "\n".join(lines)
 

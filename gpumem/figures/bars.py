@@ -65,7 +65,7 @@ def draw_bars(
 
     Args:
         runs: one run or several, drawn from top to bottom.
-        title: what the figure shows; None: "Peak memory by category".
+        title: what the figure shows; None: which run reserves least, and how much less than most.
         labels: what to call each run; None: its name, or the parameters that differ.
         capacity: draw a line at the device's capacity where all runs share one.
         against: the run that the others are compared with ("−43 %" behind the total).
@@ -83,7 +83,7 @@ def draw_bars(
     used = _visible((*Category, RESERVED), stacks)
     capacities = {run.capacity_bytes for run in runs}
     figure = Picture(
-        title or "Peak memory by category",
+        title or _finding(names, runs),
         " and ".join(places),
         body=66 + 46 * len(runs),
         legend=area_legend(used),
@@ -101,6 +101,8 @@ def draw_bars(
                 text = format_bytes(run.peak_bytes)
                 if against is not None and run is not against and not against.oom:
                     text += f"  ({change_text(run.peak_bytes, against.peak_bytes)})"
+                if (run.reserved_bytes or 0) > run.peak_bytes:
+                    text += f"\n{format_bytes(run.reserved_bytes)} reserved"
                 totals.append((text, end, y))
         _scale_bars(axes, written, max(ends))
         limit = runs[0].capacity_bytes if capacity and len(capacities) == 1 else None
@@ -140,6 +142,29 @@ def _draw_failure(axes: Axes, y: int, run: Run, total: int) -> int:
     text = f"out of memory: {format_bytes(total)}\nheld, {asked} asked for"
     _write_total(axes, text, end, y, color=ALARM, size=9.5)
     return end
+
+
+def _finding(names: Sequence[str], runs: Sequence[Run]) -> str:
+    """Return what the bars show, in a sentence: what decides is what is reserved."""
+    failed = [name for name, run in zip(names, runs, strict=True) if run.oom]
+    sizes = {
+        name: run.reserved_bytes or run.peak_bytes
+        for name, run in zip(names, runs, strict=True)
+        if not run.oom
+    }
+    if not sizes:
+        return f"{failed[0]} runs out of memory" if len(failed) == 1 else "All run out of memory"
+    least, most = min(sizes, key=sizes.get), max(sizes, key=sizes.get)
+    verb = "reserves" if all(run.reserved_bytes for run in runs if not run.oom) else "takes"
+    if sizes[least] == sizes[most]:
+        who = least if len(sizes) == 1 else "Each"
+        text = f"{who} {verb} {format_bytes(sizes[least])}"
+    else:
+        less = change_text(sizes[least], sizes[most]).removeprefix("−")
+        text = f"{least} {verb} least: {format_bytes(sizes[least])}, {less} less than {most}"
+        if len(sizes) == 2:
+            text = f"{least} {verb} {format_bytes(sizes[least])}, {less} less than {most}"
+    return f"{text}; {', '.join(failed)}: out of memory" if failed else text
 
 
 def _phrase(name: str, run: Run) -> str:
@@ -223,9 +248,10 @@ def _write_total(
     Where the text would cover the ``line`` of what a device can hold, it stands behind that.
     """
     low, high = axes.get_xlim()
-    if line and end < line and not fits(f"{text}  ", (line - end) / (high - low)):
+    longest = max(text.splitlines(), key=len)
+    if line and end < line and not fits(f"{longest}  ", (line - end) / (high - low)):
         end = line
-    style = {"size": 10.5, "weight": "bold", **style}
+    style = {"size": 10.5 if text == longest else 9.5, "weight": "bold", **style}
     note(axes, text, (end, y), (8, 0), va="center", bbox=PAPER, zorder=6, **style)
 
 

@@ -4,6 +4,8 @@ The horizontal axis counts events, not seconds: an operator that allocates much 
 one that allocates nothing takes none. Heights are the tensors' bytes; where an allocator's blocks
 are larger, the mark at the peak names both.
 
+A peak is often narrower than a line, so a column at the right edge shows what it is made of.
+
 Limits: a long trace is thinned for drawing: of each stretch narrower than a pixel its highest,
 lowest and last point are kept. The marked peak and the table come from the whole trace. Phases too
 short to see are not shaded; the table has them.
@@ -62,12 +64,19 @@ SHORT_NAMES = {
     Phase.DECODE: "dec",
 }
 TABLE_STEPS = 10
+#: Of the peak; a smaller part is no more than a line, and the table's text has it.
+LEAST_SEEN = 0.003
 VISIBLE = 0.004  # of the width
 SHORT, MANY = 0.03, 8  # so many in turn, each of a smaller share of the width, are drawn as one
 
 
 def draw_timeline(
-    run: Run, *, steps: int | None = None, title: str | None = None, scale_of: Run | None = None
+    run: Run,
+    *,
+    steps: int | None = None,
+    title: str | None = None,
+    scale_of: Run | None = None,
+    name: str | None = None,
 ) -> Picture:
     """Draw the live bytes of a run from event to event, with each step's peaks in a table.
 
@@ -76,8 +85,9 @@ def draw_timeline(
     Args:
         run: a run with a trace (of this session, not read back from a file).
         steps: a step's number from 1; None: everything, the set-up too.
-        title: what the figure shows; None: "Live memory, event by event: <name>".
+        title: what the figure shows; None: where the peak lies, and what it is mostly made of.
         scale_of: a run with a higher peak, for two figures with one vertical scale.
+        name: what a title that is not given calls the run; None: its own name.
 
     Returns:
         The figure; ``timeline`` has shown it, ``draw_timeline`` has not.
@@ -97,7 +107,7 @@ def draw_timeline(
         raise InputError(f"the run {run.name!r} allocated nothing on {run.trace.device}")
     return draw_line(
         line,
-        title=title or f"Live memory, event by event: {run.name}",
+        title=title or _finding(line, name or run.name),
         source=run.label,
         limit=("capacity", run.capacity_bytes),
         oom=run.oom,
@@ -109,6 +119,14 @@ def draw_timeline(
 
 
 timeline = showing(draw_timeline)
+
+
+def _finding(line: Timeline, name: str) -> str:
+    """Return where the peak lies and what it is mostly made of, in a sentence."""
+    parts = pd.DataFrame(line.bytes_by_category)
+    at = parts.sum(axis=1).idxmax()
+    mostly = parts.loc[at].idxmax()
+    return f"{name}: the peak is in {line.phases[at]}, mostly {mostly}"
 
 
 def draw_line(
@@ -143,7 +161,9 @@ def draw_line(
             raise InputError("nothing was allocated or freed in this step: leave steps out")
     window = window.loc[:, window.any()]
     totals = window.sum(axis=1)
-    figure = Picture(title, source, body=390, legend=area_legend(window.columns))
+    seen = window.columns[window.max() > LEAST_SEEN * totals.max()]
+    legend = [area for area in area_legend(window.columns) if area.get_label() in seen]
+    figure = Picture(title, source, body=390, legend=legend)
     with figure.drawing() as axes:
         _draw_areas(axes, window.iloc[points_to_draw(totals.tolist())])
         axes.set_xlim(window.index[0], window.index[-1] + 1)
@@ -159,6 +179,7 @@ def draw_line(
         at_end = window.index[-1] == whole.index[-1]
         size = _peak_size(int(totals.max()), allocated_bytes)
         _mark_peak(axes, totals, size, oom if at_end else None, ended)
+        _draw_peak(axes, window.loc[totals.idxmax()])
     at = totals.idxmax()
     step = bisect_right(line.step_starts, at)
     parts = [f"Peak {size} in {f'step {step}, ' if step else ''}{phases[at]}"]
@@ -293,6 +314,18 @@ def _mark_peak(
         zorder=7,
         arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 2},
     )
+
+
+def _draw_peak(axes: Axes, parts: pd.Series) -> None:
+    """Draw what the peak is made of as a column, right of the last event."""
+    start, stop = axes.get_xlim()
+    width = 0.035 * (stop - start)
+    middle, low = stop + width, 0
+    for category, nbytes in parts.items():
+        axes.bar(middle, nbytes, width, low, **fill(category))
+        low += nbytes
+    axes.set_xlim(start, stop + 2 * width)
+    note(axes, "at the\npeak", (middle, low), (0, 3), ha="center", va="bottom", size=9)
 
 
 def _phase_table(

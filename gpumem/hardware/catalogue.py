@@ -10,6 +10,7 @@ moves by a few tenths of a GiB with the driver and with ECC, so a verdict within
 limit is a guess.
 """
 
+import math
 import re
 import tomllib
 from dataclasses import dataclass, replace
@@ -136,6 +137,14 @@ GPUS: dict[str, Gpu] = _read_catalogue(Path(__file__).with_name("gpus.toml"))
 def gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the catalogue, the smallest memory first."""
     return tuple(sorted(GPUS.values(), key=lambda gpu: (gpu.usable_bytes, gpu.key)))
+
+
+def room_bytes(capacity_bytes: int, margin: float) -> int:
+    """Return what may be taken of ``capacity_bytes`` where the share ``margin`` is to stay free, or
+    raise an `InputError`."""
+    if not isinstance(margin, int | float) or not 0 <= margin < 1:
+        raise InputError(f"margin must be a share from 0 to below 1, not {margin!r}")
+    return math.floor(capacity_bytes * (1 - margin))
 
 
 # Words that name the vendor, the brand or the module, never the model. "pcie", "ti", "laptop"

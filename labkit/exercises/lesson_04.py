@@ -59,7 +59,8 @@ def halved(device, batch_size=16, steps=2):
     "04-2",
     halved,
     "What is left at the peak under AMP? `lab.bars` of your own run shows it.",
-    "The activations are left. `lab.checkpointing(model)` attacks those.",
+    "The activations are left. `lab.checkpointing(model)` after making the model attacks those "
+    "(lesson 06), and so does a batch cut into pieces (lesson 07).",
 )
 def check_halved(answer):
     update, enabled = torch.amp.GradScaler.update, []

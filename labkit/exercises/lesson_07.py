@@ -9,7 +9,7 @@ from labkit.exercises.notebook_code import from_notebook
 
 MOST_PEAK = 0.25
 ragged = from_notebook("07", "ragged", globals())
-whole = from_notebook("07", "whole", globals())
+all_rows = from_notebook("07", "all_rows", globals())
 
 
 def factor(piece_tokens, batch_tokens, pieces):
@@ -64,9 +64,12 @@ def in_pieces(device, batch_size=64, steps=3):
     "counted over the whole batch. Yield the sum of the detached losses.",
 )
 def check_in_pieces(answer):
-    run, reference = checks.run_both(answer, whole, mode="measure", batch_size=64, steps=2)
+    run, reference = checks.run_both(answer, all_rows, mode="measure", batch_size=64, steps=2)
     if problem := checks.same_losses(run, reference):
-        return f"{problem} Is each piece weighed by its labels, and is there one single step?"
+        return (
+            f"{problem} Are the labels made before the batch is cut, is each piece weighted by its "
+            "own, and is there one single step?"
+        )
     if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):
         if run.bytes_of("activations") <= 0.75 * reference.bytes_of("activations"):
             return f"{problem} The piece sets the peak."

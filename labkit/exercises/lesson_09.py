@@ -1,6 +1,6 @@
 """Lesson 09's exercises: which lines of a loop leak, and three leaks to stop."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -37,6 +37,8 @@ STEPS = 8
 MOST_PEAK = 0.5
 # A record of plain numbers, or of small tensors, is no leak worth a word.
 ALLOWED_GROWTH_BYTES = 4096
+# `leaky` calls the model twice in a step, and its hook runs in each call.
+HOOK = defaultdict(str, norm=" The hook runs in the validation pass, too.")
 leaky = from_notebook("09", "leaky", globals())
 
 
@@ -128,7 +130,8 @@ def _run(experiment: Callable[..., Iterator[Any]]) -> tuple[dict[str, list[Any]]
 def _other_records(given: Mapping[str, list[Any]], right: Mapping[str, list[Any]]) -> str | None:
     for name, wanted in right.items():
         if len(given[name]) != len(wanted):
-            return f"`records[{name!r}]` has {len(given[name])} entries, not {len(wanted)}."
+            count = len(given[name])
+            return f"`records[{name!r}]` has {count} entries, not {len(wanted)}.{HOOK[name]}"
         for number, (ours, theirs) in enumerate(zip(given[name], wanted, strict=True), start=1):
             ours = torch.as_tensor(ours, dtype=torch.float32, device="cpu")
             if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4):

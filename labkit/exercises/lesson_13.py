@@ -1,6 +1,7 @@
-"""Exercises of lesson 13: where stepping inside backward stops paying, and AdamW's loss in half."""
+"""Exercises of lesson 13: where stepping in backward stops paying; AdamW's loss in a third."""
 
 import math
+from functools import partial
 
 import torch
 
@@ -10,24 +11,37 @@ from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook
 from labkit.loss_comparison import losses
 
-MOST_PEAK, MOST_EXTRA_LOSS = 1 / 2, 0.02
-WIDE, STEPS = 1536, 60
+MOST_PEAK, MOST_EXTRA_LOSS = 1 / 3, 0.02
+WIDE, STEPS = 2304, 60
 roomy = from_notebook("13", "roomy", globals())
-# gradients, copy, bytes of a row: some divide evenly, one has no copy
-JOBS = ((475, 475, 220), (600, 0, 200), (600, 600, 150), (1000, 1000, 3000))
+step_now = from_notebook("13", "step_now", globals())
+step_in_backward = from_notebook("13", "step_in_backward", globals())
+# Gradients, extra, base and row: about GPT-2's with AdamW and with Adafactor; one divides evenly,
+# two have no base, and in the last two the start of backward is the peak at any batch.
+JOBS = (
+    (475, 475, 100, 380),
+    (475, 294, 100, 380),
+    (600, 0, 0, 200),
+    (600, 600, 300, 110),
+    (200, 200, 600, 90),
+    (1000, 1000, 0, 3000),
+)
 
 
-def useless_from(gradients, copy, row):
-    return math.ceil((gradients + copy) / row)
+def useless_from(gradients, extra, base, row):
+    return max(1, math.ceil((gradients + extra - base) / row))
 
 
-def _slips(gradients, copy, row):
-    rows = useless_from(gradients, copy, row)
+def _slips(gradients, extra, base, row):
+    exact = (gradients + extra - base) / row
+    rows = max(1, math.ceil(exact))
     return {
-        (gradients + copy) / row: "Rows are whole: which way do you round?",
-        rows - 1: "There the peak still lies in the update: compare the two terms of the maximum.",
+        exact: "Rows are whole: which way do you round?",
+        rows - 1: "There the peak still lies behind the start of backward: compare the two terms.",
         rows + 1: "It is useless there, but that is not the smallest number of rows.",
-        math.ceil(gradients / row): "The update after backward also makes its copy.",
+        math.ceil(exact): "A batch has at least one row.",
+        math.ceil((gradients + extra) / row): "The start of backward has its base, too.",
+        math.ceil((gradients - base) / row): "Something comes on top of the gradients: the extra.",
     }
 
 
@@ -35,7 +49,7 @@ def _slips(gradients, copy, row):
     "13-1",
     useless_from,
     "Which two terms does the maximum compare? Only one of them grows with the rows.",
-    "Rows times `row` must reach `gradients + copy`: divide, and round up.",
+    "`base` plus rows times `row` must reach `gradients + extra`. Divide, and round up.",
 )
 def check_useless(answer):
     return checks.expect_results(answer, useless_from, JOBS, slips=_slips)
@@ -45,21 +59,21 @@ def thrifty(device, width=48, seed=0, steps=60):
     torch.manual_seed(seed)
     shape = {"vocab_size": 256, "layers": 2, "hidden_size": width, "intermediate_size": 3 * width}
     model = lab.model("SmolLM2-tiny", device=device, **shape)
-    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.1)  # its rate is another one
+    step_in_backward(model, partial(torch.optim.Adafactor, lr=0.1))  # its rate is another one
     for ids in lab.batches(device=device, batch_size=4, seq_len=64, seed=seed, steps=steps):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
         yield loss
 
 
 @check_of(
     "13-2",
     thrifty,
-    "For each weight: 4 bytes, its gradient 4, AdamW's state 8, the copy 4. Half of these 20 are "
-    "10. Stepping inside backward leaves 12. Which term alone is large enough?",
-    "`torch.optim.Adafactor`; its default rate is too low here. Which one won the search?",
+    "For each weight: 4 bytes, its gradient 4, AdamW's state 8, the copy 4. A third of these 20 is "
+    "less than 7. AdamW inside backward leaves 12, Adafactor after backward 8. Which two changes "
+    "leave 4?",
+    "`step_in_backward(model, partial(torch.optim.Adafactor, lr=...))`; its default rate is too "
+    "low here. Which one won the search?",
 )
 def check_thrifty(answer):
     run, reference = checks.run_both(answer, roomy, mode="simulate", gpu="t4", width=WIDE)

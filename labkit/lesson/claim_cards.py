@@ -17,6 +17,7 @@ from labkit.lesson.claims import Judgement, Verdict, format_value
 from labkit.lesson.results import Result, versions_text
 
 NO_RECORD = "No GPU has recorded this claim yet."
+PHANTOM = "A phantom runs PyTorch's CUDA code and its allocator, without the GPU."
 VERDICTS: dict[str, Look] = {
     Verdict.SUPPORTED: GOOD,
     Verdict.OVERSTATED: Look("▼", WARM.colour),
@@ -50,7 +51,10 @@ def claim_card(
         rows.append(("We assume", claim.assumptions))
     articles = zip(claim.sources, claim.cited, strict=True)  # lessons call them by their letters
     rows.append(("Said by", "; ".join(f"{letter}, {title}" for letter, title in articles)))
-    rows += [("" if i else "On GPUs", line) for i, line in enumerate(recorded or [NO_RECORD])]
+    on_gpus = [*(recorded or [NO_RECORD])]
+    if any("phantom" in line for line in on_gpus):
+        on_gpus.append(PHANTOM)
+    rows += [("" if i else "On GPUs", line) for i, line in enumerate(on_gpus)]
     return build_card(VERDICTS[verdict], verdict, claim.says, rows=rows).show()
 
 
@@ -126,9 +130,13 @@ def recorded_peaks(found: Sequence[Result]) -> Rich:
                     text += f", {seconds_text(run.seconds_per_step)} a step"
                 row = label if label.startswith(name) else f"{name}, {label}"
                 peaks.setdefault(row, {})[run.label] = text
-    places = sources(run for result in found for run in result.runs)
-    rows = [[name, *(row.get(place, MISSING) for place in places)] for name, row in peaks.items()]
-    return grid(["run", *places], rows, caption="Peak memory.")
+    alike: dict[tuple[str, ...], list[str]] = {}  # GPUs of which all cells are equal: one column
+    for place in sources(run for result in found for run in result.runs):
+        cells = tuple(row.get(place, MISSING) for row in peaks.values())
+        alike.setdefault(cells, []).append(place)
+    columns = [" and ".join(places) for places in alike.values()]
+    rows = [[name, *cells] for name, *cells in zip(peaks, *alike, strict=True)]
+    return grid(["run", *columns], rows, caption="Peak memory.")
 
 
 def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:

@@ -181,7 +181,7 @@ def recorded(lesson: str | int) -> None:
         if not each.phantom or any(run.mode == "phantom" for run in each.runs)
     ]
     if all(each.phantom for each in found):
-        text = "No GPU has recorded this lesson yet. `labkit record` on a CUDA machine does it."
+        text = "No real GPU has run this lesson yet."
         cards.message_card(text, title="Recorded on real GPUs")
     for phantom, kind in ((False, "real"), (True, "phantom")):
         if chosen := [each for each in found if each.phantom is phantom]:
@@ -190,8 +190,7 @@ def recorded(lesson: str | int) -> None:
                 for each in chosen
             ]
             if phantom:
-                text = "The bytes are those of PyTorch's own allocator; the GPUs are not there."
-                lines.append(text)
+                lines.append(claim_cards.PHANTOM)
             cards.message_card("\n".join(lines), title=f"Recorded on {kind} GPUs")
             display(claim_cards.recorded_peaks(chosen))
 

@@ -162,9 +162,9 @@ class Explorer(Shown):
         """Return all runs as bars, the latest as a timeline."""
         names, runs = [*self.runs], [*self.runs.values()]
         labels = _short_labels(self._settings)
-        figures = draw_bars(runs, title="Peak memory of each setting", labels=labels).rich()
+        figures = draw_bars(runs, labels=labels).rich()
         if runs[-1].trace is not None and runs[-1].trace.timeline().bytes_by_category:
-            figures += draw_timeline(runs[-1], title=names[-1]).rich()
+            figures += draw_timeline(runs[-1], name=names[-1]).rich()
         return figures
 
     def _replace_figure(self, figure: Rich) -> None:

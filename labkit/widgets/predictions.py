@@ -109,7 +109,7 @@ class Prediction(Shown):
         source = source or "found"
         result = f"{source[:1].upper()}{source[1:]}: {self._text(found)}.{ending}"
         if self.value is None:
-            text = f"{result} You made no prediction; try the next one before you run the cell."
+            text = f"{result} You made no prediction."
             return message_card(text, title="no prediction made")
         text = f"You predicted {self._text(self.value)}. {result} {_off_by(self.value, found)}"
         close = abs(self.value - found) <= 0.1 * abs(found)

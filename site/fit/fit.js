@@ -29,6 +29,7 @@ const MARKS = { fits: "✔", near: "≈", tight: "!", no: "✘" };
 const SHOWN_WAYS = matchMedia("(max-width: 48rem)").matches ? 5 : 12;
 const LENGTH_STEP = 64; // tokens: no length between is offered
 const MOST_ROWS = 128, MOST_RAM = 65536; // GiB
+const MOST_USERS = 1024, MOST_PROMPT = 1048576, MOST_ANSWER = 65536;
 const FOR_TRAINING = 0.9; // of the RAM; the rest is the system's
 const $ = id => document.getElementById(id);
 
@@ -200,13 +201,18 @@ function longestSequence(state, index) {
 
 /** What to do for a change of the state, as text. */
 function doing(change) {
-  const quoted = MAY.filter(([key]) => change.may?.includes(key) && !state.may.includes(key)).map(([, text]) => `“${text}”`);
+  const allowing = [...MAY.filter(([key]) => change.may?.includes(key) && !state.may.includes(key)),
+    ...ALLOW.filter(([key]) => change.allow?.includes(key) && !state.allow.includes(key))];
+  const quoted = allowing.map(([, text]) => `“${text}”`);
   const { n, g } = { ...state, ...change }, name = change.g && gpuOf({ g }).name;
   const parts = [
     quoted.length && `allow ${listed(quoted)}`,
     change.b && `use batch size ${change.b}`,
     change.s && `use sequence length ${change.s.toLocaleString("en")}`,
     change.g ? `use ${n > 1 ? `${n} ×` : "one"} ${name}` : change.n && (n === 1 ? "use one GPU, or each by itself (DDP, which adds a copy of the gradients)" : `use ${n} GPUs`),
+    change.u && `answer ${plural(change.u, "user")} at a time`,
+    change.p && `use prompts of ${change.p.toLocaleString("en")} tokens`,
+    change.t && `answers of ${change.t.toLocaleString("en")}`,
     change.ram && `have at least ${change.ram.toLocaleString("en")} GiB of RAM`,
   ].filter(Boolean);
   return sentence(parts.join(", and "));
@@ -310,7 +316,7 @@ function changing(text, small, change) {
 
 // --- the page ----------------------------------------------------------------------------------
 
-const state = { m: "", g: "", n: 1, b: 1, s: 2048, ram: null, may: [], w: "", all: false };
+const state = { do: "train", m: "", g: "", n: 1, b: 1, s: 2048, ram: null, may: [], w: "", all: false, u: 1, p: 2048, t: 128, allow: [] };
 
 /** Take the state from the address; return what it says that cannot be. */
 function readAddress() {
@@ -326,6 +332,7 @@ function readAddress() {
     if (said.has(key)) wrong.push(`${name} “${said.get(key)}” (1 to ${most.toLocaleString("en")})`);
     return number > most ? most : usual;
   };
+  state.do = choose("do", "task", ["train", "answer"], "train");
   const models = FIT.models.map(model => model.name);
   state.m = choose("m", "model", models, models.includes("Llama-3.1-8B") ? "Llama-3.1-8B" : models[0]);
   state.g = choose("g", "GPU", FIT.gpus.map(gpu => gpu.key), "rtx-4090");
@@ -333,25 +340,38 @@ function readAddress() {
   state.b = whole("b", "batch size", MOST_ROWS, 1);
   state.s = whole("s", "sequence length", FIT.mostLength, 2048);
   state.ram = whole("ram", "system RAM", MOST_RAM, null);
-  const keys = MAY.map(([key]) => key), usual = keys.slice(0, -1), named = said.has("may") ? said.get("may").split(",").filter(Boolean) : usual;
-  const unknown = named.filter(key => !keys.includes(key));
-  if (unknown.length) wrong.push(`change “${unknown.join()}”`);
-  const none = unknown.length && unknown.length === named.length;
-  state.may = none ? usual : keys.filter(key => named.includes(key));
-  state.w = choose("w", "way", ["", ...FIT.ways.map(way => way.label)], "");
+  state.u = whole("u", "users", MOST_USERS, 1);
+  state.p = whole("p", "prompt", MOST_PROMPT, 2048);
+  state.t = whole("t", "answer", MOST_ANSWER, FIT.serving.newTokens);
+  /** Some of `keys`, as the address lists them. */
+  const several = (name, keys, usual) => {
+    const named = said.has(name) ? said.get(name).split(",").filter(Boolean) : usual, unknown = named.filter(key => !keys.includes(key));
+    if (unknown.length) wrong.push(`change “${unknown.join()}”`);
+    return unknown.length && unknown.length === named.length ? usual : keys.filter(key => named.includes(key));
+  };
+  const keys = MAY.map(([key]) => key), allow = ALLOW.map(([key]) => key);
+  state.may = several("may", keys, keys.slice(0, -1));
+  state.allow = several("allow", allow, allow);
+  const ways = state.do === "answer" ? FIT.serving.ways : FIT.ways;
+  state.w = choose("w", "way", ["", ...ways.map(way => way.label)], "");
   $("notice").textContent = wrong.length ? `This link asks for something this page doesn't have: ${wrong.join(", ")}. It shows what it has instead.` : "";
   return wrong;
 }
 
 /** Write the state to the address; what was chosen with one click can be taken back. */
 function writeAddress(step = false) {
-  const said = new URLSearchParams({ m: state.m, g: state.g, n: state.n, b: state.b, s: state.s, may: state.may.join() });
-  if (state.ram) said.set("ram", state.ram);
+  const { m, g, n, b, s, u, p, t } = state;
+  const said = new URLSearchParams(state.do === "answer" ? { do: "answer", m, g, u, p, t, allow: state.allow.join() } : { m, g, n, b, s, may: state.may.join() });
+  if (state.ram && state.do === "train") said.set("ram", state.ram);
   if (state.w) said.set("w", state.w);
   history[step ? "pushState" : "replaceState"](null, "", `#${said}`);
 }
 
 function showControls() {
+  $("choose").elements.do.value = state.do;
+  for (const part of document.querySelectorAll("[data-do]")) part.hidden = part.dataset.do !== state.do;
+  for (const [id, key] of [["users", "u"], ["prompt", "p"], ["new", "t"]]) $(id).value = state[key];
+  for (const box of $("allow").querySelectorAll("input")) box.checked = state.allow.includes(box.value);
   $("model").value = state.m;
   $("gpu").value = state.g;
   $("gpus").value = state.n;
@@ -371,31 +391,34 @@ function readControls() {
   if (ram !== before) state.ram = ram;
   Object.assign(state, {
     m: $("model").value, g: $("gpu").value, n: Number($("gpus").value),
-    b: Number($("batch").value), s: Number($("length").value),
+    b: Number($("batch").value), s: Number($("length").value), do: $("choose").elements.do.value,
+    u: Number($("users").value), p: Number($("prompt").value), t: Number($("new").value),
+    allow: [...$("allow").querySelectorAll(":checked")].map(box => box.value),
     may: [...$("may").querySelectorAll("input")].filter(box => box.disabled ? state.may.includes(box.value) : box.checked).map(box => box.value),
   });
-  if (!allowed(state).some(index => FIT.ways[index].label === state.w)) state.w = "";
+  const ways = state.do === "answer" ? FIT.serving.ways : allowed(state).map(index => FIT.ways[index]);
+  if (!ways.some(way => way.label === state.w)) state.w = "";
   showControls(); // RAM goes with the GPUs
   update();
 }
 
-function drawBar(found, gpu) {
-  const total = Math.max(found.reserved, gpu.capacity) * 1.02;
+function drawBar(found, gpu, kinds = PARTS) {
+  const limit = found.limit ?? gpu.capacity, total = Math.max(found.reserved, limit) * 1.02;
   const x = bytes => 1000 * bytes / total;
   const parts = { ...found, rest: 0, cached: found.reserved - found.allocated };
-  const named = PARTS.slice(0, 5).reduce((sum, [key]) => sum + parts[key], 0);
+  const named = kinds.slice(0, -2).reduce((sum, [key]) => sum + parts[key], 0);
   parts.rest = Math.max(0, found.allocated - named);
-  const shown = PARTS.filter(([key]) => parts[key] >= 2 ** 19);
+  const shown = kinds.filter(([key]) => parts[key] >= 2 ** 19);
   let at = 0, rectangles = "";
   for (const [key, , colour] of shown) {
     rectangles += `<rect x="${at.toFixed(1)}" y="0" width="${x(parts[key]).toFixed(1)}" height="46" fill="${colour}"/>`;
     at += x(parts[key]);
   }
-  const line = x(gpu.capacity), texts = shown.map(([key, name]) => `${name} ${bytesText(parts[key])}`);
+  const line = x(limit), texts = shown.map(([key, name]) => `${name} ${bytesText(parts[key])}`);
   $("bar").innerHTML = `<svg viewBox="0 0 1000 54" preserveAspectRatio="none" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
     stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4" vector-effect="non-scaling-stroke"/></svg>`;
-  $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(gpu.capacity)}: ${texts.join(", ")}`);
-  $("limit").textContent = `Limit: ${bytesText(gpu.capacity)}, available to PyTorch on ${gpu.name} with no display or other program on it`;
+  $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(limit)}: ${texts.join(", ")}`);
+  $("limit").textContent = `Limit: ${bytesText(limit)}, available to ${limit < gpu.capacity ? `vLLM, which takes ${100 * FIT.serving.utilization} % of the GPU,` : "PyTorch"} on ${gpu.name} with no display or other program on it`;
   $("parts").replaceChildren(...shown.map(([, , colour], i) =>
     make("span", "", {}, make("i", "", { style: `background:${colour}` }), texts[i])));
 }
@@ -537,8 +560,9 @@ function noneText() {
 
 /** Show everything for the state. */
 function update(keepAddress = false) {
-  const gpu = gpuOf(state), found = judged(state);
   if (!keepAddress) writeAddress();
+  if (state.do === "answer") { updateAnswers(); return; }
+  const gpu = gpuOf(state), found = judged(state);
   const notShared = "not simulated for several GPUs", ways = FIT.table.models[state.m][2];
   const fourBit = FIT.ways.some((way, i) => way.may.includes("four-bit") && ways[i]?.some(([, points]) => points.some(Boolean)));
   for (const box of $("may").querySelectorAll("input")) {
@@ -610,12 +634,13 @@ function start() {
   $("model").append(...FIT.models.map(model => new Option(`${model.name}, ${model.size} parameters`, model.name)));
   $("gpu").append(...FIT.gpus.map(gpu => new Option(`${gpu.name}, ${bytesText(gpu.capacity)}`, gpu.key)));
   $("gpus").append(...[1, ...FIT.ranks].map(n => new Option(n === 1 ? "1" : `${n} (FSDP2)`, n)));
-  for (const [id, most] of [["batch", MOST_ROWS], ["length", FIT.mostLength], ["ram", MOST_RAM]]) {
+  for (const [id, most] of [["batch", MOST_ROWS], ["length", FIT.mostLength], ["ram", MOST_RAM], ["users", MOST_USERS], ["prompt", MOST_PROMPT], ["new", MOST_ANSWER]]) {
     $(id).min = 1;
     $(id).max = most;
   }
-  $("may").append(...MAY.map(([key, text]) => make("label", "", {},
-    make("input", "", { type: "checkbox", value: key }), make("span", text))));
+  for (const [id, those] of [["may", MAY], ["allow", ALLOW]]) {
+    $(id).append(...those.map(([key, text]) => make("label", "", {}, make("input", "", { type: "checkbox", value: key }), make("span", text))));
+  }
   $("trust").innerHTML = FIT.trust;
   $("made").textContent = FIT.made;
   $("choose").addEventListener("submit", event => event.preventDefault());

@@ -1,4 +1,5 @@
-"""Compute the table of `will_it_fit.table`: every model, every way to train it, growing batches.
+"""Compute the table of `will_it_fit.table`: every model, every way to train it, growing batches;
+and what answering takes.
 
     python -m will_it_fit.build [MODEL ...]
 
@@ -30,9 +31,11 @@ from typing import TYPE_CHECKING, Any
 from gpumem.allocator.replay import Replay, replay
 from gpumem.allocator.workspaces import with_workspaces
 from gpumem.estimation.estimate import floor_bytes, recipe_log
+from gpumem.estimation.generation import Serving
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.recipes_to_try import LORA_RANK, least_bytes, link_bytes
 from gpumem.estimation.search import bytes_to_host
+from gpumem.estimation.serving import serve
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.files import read_file, write_atomic
 from gpumem.hardware import catalogue
@@ -51,10 +54,15 @@ from will_it_fit.table import (
     USUAL_LENGTH,
     FitTable,
     ModelPoints,
+    PagedPoint,
     Point,
     Row,
+    ServedModel,
+    ServedPoint,
     allocated_of,
+    paged_servings,
     row_shape,
+    servings,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +80,8 @@ PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 #: The day of the last change to labkit that moves a number of the table, and which of that day; to
 #: be set with each.
 RULES = "2026-11-28, 1"
+#: The same of the part about answering.
+SERVING_RULES = "2026-11-30, 1"
 _OWN = "labkit's rules of"
 WORK_FOLDER = Path("build", "fits")
 _PHASE_NAMES = {
@@ -234,6 +244,60 @@ def longest_of(config: "PreTrainedConfig") -> int:
     return min(config.get_text_config().max_position_embeddings, MOST_LENGTH)
 
 
+# --- answering ------------------------------------------------------------------------------------
+
+
+def served_model(name: str) -> ServedModel:
+    """Compute what answering with a model takes."""
+    config = find_config(name)[1]
+    text = config.get_text_config()
+    return ServedModel(
+        positions=text.max_position_embeddings,
+        points=tuple(served_point(config, serving) for serving in servings()),
+        paged=tuple(paged_point(config, *kind) for kind in paged_servings()),
+    )
+
+
+def served_point(config: "PreTrainedConfig", serving: Serving) -> ServedPoint | None:
+    """Return what one batch takes where memory has no end; None if the model cannot answer so, or
+    no GPU holds its weights."""
+    if _too_large(config, serving):
+        return None
+    gpu = replace(catalogue.gpu("a100-80gb"), usable_bytes=1 << 60)
+    try:
+        found = serve(config, gpu=gpu, serving=serving)
+    except InputError:
+        return None
+    return ServedPoint(
+        reserved=found.peak_reserved_bytes,
+        allocated=found.peak_allocated_bytes,
+        weights=found.parts.get(str(Category.WEIGHTS), 0),
+        cached=found.parts.get(str(Category.CACHE), 0),
+        activations=found.parts.get(str(Category.ACTIVATIONS), 0),
+        first=found.first_cache_bytes,
+        last=found.cache_bytes,
+        read=found.read_bytes,
+    )
+
+
+def paged_point(config: "PreTrainedConfig", gpu: str, serving: Serving) -> PagedPoint | None:
+    """Return what vLLM's arithmetic needs on a kind of GPU; None as for `served_point`."""
+    if _too_large(config, serving):
+        return None
+    try:
+        found = serve(config, gpu=gpu, serving=serving, prompt_tokens=1, new_tokens=1)
+    except InputError:
+        return None
+    return PagedPoint(
+        found.weights_bytes, found.activations_bytes, found.cache_bytes_per_token, found.read_bytes
+    )
+
+
+def _too_large(config: "PreTrainedConfig", serving: Serving) -> bool:
+    bits = {None: 16, "int8": 8, "nf4": 4}[serving.quantize]
+    return shapes_of(config).parameters * bits // 8 > MOST_BYTES
+
+
 # --- all of it ------------------------------------------------------------------------------------
 
 
@@ -265,16 +329,21 @@ def rebuild(
     names = [one_of(name, MODELS, "model") for name in models] or [*TRAINED]
     table = read_file(path, FitTable.from_dict, "a table of fits") if path.exists() else None
     done: dict[str, ModelPoints] = {}
+    served: dict[str, ServedModel] = {}
     outdated: set[str] = set()
     if table and {**table.versions, _OWN: RULES} == _versions():
         for name in set(table.models) & set(MODELS):
             model = table.models[name]
             known = dict(zip(table.recipes, model.ways, strict=True))
             done[name] = model._replace(ways=tuple(known.get(way, ()) for way in ways()))
+        if table.serving_rules == SERVING_RULES:
+            served = {name: each for name, each in table.serving.items() if name in MODELS}
         outdated = set(table.outdated if table.versions == _versions() else done) & set(done)
     kept = {name: model.ways for name, model in done.items() if name not in outdated}
     missing = [name for name in names if () in kept.get(name, [()])]
-    report(f"{len(names) - len(missing)} of {len(names)} models are there already")
+    complete = {name for name, each in served.items() if len(each.points) == len(servings())}
+    unserved = [name for name in names if name not in complete]
+    report(f"{len(names) - len({*missing, *unserved})} of {len(names)} models are there already")
     pool = ProcessPoolExecutor(
         processes,
         mp_context=get_context("spawn"),
@@ -283,15 +352,19 @@ def rebuild(
         max_tasks_per_child=1,  # PyTorch keeps what it knows of every shape: gigabytes an hour
     )
     with pool:
-        waiting = {pool.submit(model_points, n, work, kept.get(n)): n for n in missing}
+        waiting = {pool.submit(model_points, n, work, kept.get(n)): (n, done) for n in missing}
+        waiting |= {pool.submit(served_model, n): (n, served) for n in unserved}
         try:
             for count, future in enumerate(as_completed(waiting), 1):
-                done[waiting[future]] = future.result()
-                outdated.discard(waiting[future])
-                table = _table(done, outdated)
+                name, part = waiting[future]
+                part[name] = future.result()
+                if part is done:
+                    outdated.discard(name)
+                table = _table(done, outdated, served)
                 text = json.dumps(asdict(table), separators=(",", ":"))
                 write_atomic(path, gzip.compress(text.encode(), mtime=0))
-                report(f"{waiting[future]} ({count} of {len(missing)})")
+                what = "training" if part is done else "answering"
+                report(f"{name}, {what} ({count} of {len(waiting)})")
         except BrokenProcessPool as error:
             reason = "a process was killed, perhaps for lack of memory: the same command goes on"
             raise InputError(reason) from error
@@ -307,7 +380,9 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES} | {_OWN: RULES}
 
 
-def _table(models: Mapping[str, Any], outdated: Collection[str] = ()) -> FitTable:
+def _table(
+    models: Mapping[str, Any], outdated: Collection[str], served: Mapping[str, ServedModel]
+) -> FitTable:
     ordered = sorted(models, key=lambda name: (MODELS[name].parameters, name))
     usual = Recipe().to_dict()
     record = {
@@ -317,6 +392,8 @@ def _table(models: Mapping[str, Any], outdated: Collection[str] = ()) -> FitTabl
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tokens": TOKENS,
         "outdated": [name for name in ordered if name in outdated],
+        "serving": {name: served[name] for name in sorted(served)},
+        "serving_rules": SERVING_RULES,
     }
     return FitTable.from_dict(record)
 

@@ -14,16 +14,21 @@ Operations are ``tokens * (a + b * length)``: two points give a and b. Reserved 
 rule, since blocks are found where they are free. They are taken on the chord, as an approximation.
 The page "Will it fit?" (``site/fit/fit.js``) looks things up so.
 
+Answering has few points, and nothing is said between them: of transformers' caches those of
+``SHAPES``; of a paged cache four figures, from which vLLM's arithmetic gives any number of users
+and any lengths.
+
 Limits: blocks are rounded, the last chunk of a loss may be nearly empty, and reserved bytes follow
 no rule: docs/LOG.md says how far 300 random batches were from what this says.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
+from gpumem.estimation.generation import Serving
 from gpumem.estimation.known_techniques import KNOWN
 from gpumem.estimation.recipe import Recipe
 from gpumem.files import SOURCE, read_file
@@ -41,6 +46,15 @@ MORE_RESERVED = 0.1
 #: No recipe reserved a larger share beyond its simulation: the worst of 60 on an H200 1.17 %, of
 #: 457 ways of the table on phantoms 2.54 % (``accuracy.json`` and ``fits.json`` in ``results/``).
 MORE_SEEN = 0.026
+#: Of answering: how weights are rounded and which cache transformers has; how vLLM rounds weights
+#: (to 8 bits only what is stored so); users with tokens of each prompt; and tokens of each answer.
+SERVED_KINDS = ((None, "dynamic"), (None, "static"), ("int8", "dynamic"), ("nf4", "dynamic"))
+PAGED_WEIGHTS = (None, "nf4")
+SHAPES = ((1, 2048), (8, 2048))
+NEW_TOKENS = 128
+#: GPUs that stand for the kinds that differ in vLLM's rehearsal: one without bfloat16, one whose
+#: largest batch is the usual one, one whose is larger.
+PAGED_KINDS = (("t4", "fp16"), ("a100-80gb", "bf16"), ("h100", "bf16"))
 Count = Annotated[int, Meta(gt=0, lt=1 << 50)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
 #: In ISO 8601, UTC.
@@ -115,12 +129,51 @@ class ModelPoints(NamedTuple):
     ways: tuple[tuple[Row, ...] | None, ...]
 
 
+class ServedPoint(NamedTuple):
+    """What one batch of conversations takes, in bytes.
+
+    ``weights`` to ``activations`` are parts of the allocated peak; ``first`` and ``last`` are the
+    cache's after the first pass and at the end, ``read`` of the weights what a pass reads.
+    """
+
+    reserved: Bytes
+    allocated: Bytes
+    weights: Bytes
+    cached: Bytes
+    activations: Bytes
+    first: Bytes
+    last: Bytes
+    read: Bytes
+
+
+class PagedPoint(NamedTuple):
+    """What vLLM's arithmetic needs, in bytes: see `gpumem.estimation.paged.Paged`."""
+
+    weights: Bytes
+    activations: Bytes
+    token: Bytes
+    read: Bytes
+
+
+class ServedModel(NamedTuple):
+    """One model: a point for each of `servings`, and of `paged_servings`.
+
+    None where the model cannot do it, or no GPU holds the weights. Points that are missing at the
+    end wait to be computed.
+    """
+
+    positions: Count
+    points: tuple[ServedPoint | None, ...]
+    paged: tuple[PagedPoint | None, ...]
+
+
 @dataclass(frozen=True)
 class FitTable:
     """All of it. ``ways`` are recipes, each by the fields in which it is not the default.
 
     The points of ``outdated`` models follow older rules of labkit than ``versions`` say, and wait
-    to be computed again: bytes are about right.
+    to be computed again: bytes are about right. ``serving`` has what is there so far, by the rules
+    of ``serving_rules``.
     """
 
     ways: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=1000)]
@@ -129,6 +182,8 @@ class FitTable:
     date: Date
     tokens: tuple[Count, ...] = TOKENS
     outdated: tuple[Text, ...] = ()
+    serving: dict[Text, ServedModel] = field(default_factory=dict)
+    serving_rules: str = ""
     schema: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -140,6 +195,10 @@ class FitTable:
                 raise InputError(f"{name} has {len(model.ways)} of {len(self.ways)} ways")
             if any(len(r.points) != len(self.tokens) for way in model.ways for r in way or ()):
                 raise InputError(f"{name} has a row without {len(self.tokens)} points")
+        for name, served in self.serving.items():
+            known = len(served.points) <= len(servings())
+            if not known or len(served.paged) != len(paged_servings()):
+                raise InputError(f"{name} answers in other ways than the table's")
 
     @cached_property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -150,6 +209,26 @@ class FitTable:
     def from_dict(cls, record: Any) -> "FitTable":
         """Read what `will_it_fit.build` wrote; an `InputError` names what is wrong."""
         return read_record(cls, record, "a table of fits")
+
+
+def servings() -> list[Serving]:
+    """Return how transformers' caches are tried, in the order of a model's points."""
+    return [
+        Serving(
+            quantize=each, cache=cache, users=users, prompt_tokens=tokens, new_tokens=NEW_TOKENS
+        )
+        for each, cache in SERVED_KINDS
+        for users, tokens in SHAPES
+    ]
+
+
+def paged_servings() -> list[tuple[str, Serving]]:
+    """Return the GPU and how it answers for each of a model's paged points."""
+    return [
+        (gpu, Serving(quantize=quantize, cache="paged", precision=precision))
+        for quantize in PAGED_WEIGHTS
+        for gpu, precision in PAGED_KINDS
+    ]
 
 
 def row_shape(tokens: int, seq_len: int, longest: int) -> tuple[int, int]:

@@ -12,6 +12,8 @@ import fit_page
 import pytest
 from browsing import NARROW, WIDE, hold_page, shot
 
+from gpumem.estimation.generation import Serving
+from gpumem.estimation.paged import Paged
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.recipes_to_try import changes
 from gpumem.estimation.script import script
@@ -25,11 +27,13 @@ from will_it_fit.build import LENGTHS, point
 from will_it_fit.table import (
     MORE_RESERVED,
     MORE_SEEN,
+    NEW_TOKENS,
     TOKENS,
     Point,
     Row,
     allocated_of,
     name_of_way,
+    paged_servings,
     row_shape,
     techniques,
 )
@@ -249,14 +253,141 @@ def test_ways_are_judged_by_what_they_take_and_the_best_comes_first(opened, outd
     assert ("earlier version" in page.inner_text("#ways")) is bool(outdated)
 
 
+# --- answering ------------------------------------------------------------------------------------
+
+ANSWER = "#do=answer&m={}&g={}&u={}&p={}&t={}"
+
+
+def paged_of(way, gpu, serving):
+    """What gpumem's own arithmetic says of the table's point."""
+    wanted = serving.quantize, fit_page.PAGED_KINDS[fit_page.paged_kind(gpu)][0]
+    kinds = [(each.quantize, key) for key, each in paged_servings()]
+    point = PUBLISHED().serving[MODEL].paged[kinds.index(wanted)]
+    token = point.token // 2 if serving.kv_dtype else point.token
+    rest = {"torch": "", "config": find_config(MODEL)[1]}
+    return Paged(MODEL, gpu, serving, point.weights, point.activations, token, point.read, **rest)
+
+
+def test_a_paged_cache_is_gpumems_own_arithmetic(opened):
+    page, draw, seen = opened(ANSWER.format(MODEL, "t4", 1, 2048, 128)), random.Random(5), set()
+    ways = page.evaluate("FIT.serving.ways.map(({cache, quantize, kv}) => [cache, quantize, kv])")
+    for _ in range(300):
+        gpu = draw.choice([SMALL, *fit_page.gpus()])
+        place = draw.choice([i for i, (cache, *_) in enumerate(ways) if cache == "paged"])
+        _, quantize, kv_dtype = ways[place]
+        lengths = {"prompt_tokens": draw.randint(1, 9000), "new_tokens": draw.randint(1, 600)}
+        users = draw.choice([1, 8, draw.randint(1, 1024)])
+        serving = Serving(users=users, quantize=quantize, kv_dtype=kv_dtype, **lengths)
+        changed = {"g": gpu.key, "u": users, "p": lengths["prompt_tokens"]}
+        found = page.evaluate(
+            "([changed, i]) => judgeAnswer({...state, ...changed}, i)",
+            [changed | {"t": lengths["new_tokens"]}, place],
+        )
+        if serving.seq_len > 8192:  # more than the model knows
+            assert found is None
+            continue
+        truth = paged_of(ways[place], gpu, serving)
+        assert (found["most"], found["longest"]) == (
+            truth.most_users(),
+            truth.longest_prompt_tokens(),
+        )
+        assert found["reserved"] == truth.needed_bytes
+        assert found["perSecond"] == pytest.approx(truth.bound_tokens_per_second)
+        assert (found["verdict"] in ("fits", "near")) == truth.fits
+        seen.add(found["verdict"])
+    assert {"fits", "no"} <= seen
+
+
+def test_transformers_caches_have_the_points_of_the_table_and_nothing_between(opened):
+    page = opened(ANSWER.format(MODEL, "t4", 1, 2048, 128))
+    points = PUBLISHED().serving[MODEL].points
+    assert points
+    shapes, ways = page.evaluate("[FIT.serving.shapes, FIT.serving.ways]")
+    judge = "([changed, i]) => judgeAnswer({...state, ...changed}, i)"
+    kinds = [way for way in ways if way["cache"] != "paged"]
+    cases = [(i, *shape) for i, _ in enumerate(kinds) for shape in shapes]
+    for (i, users, tokens), stored in zip(cases, points, strict=False):
+        state = {"u": users, "p": tokens, "t": NEW_TOKENS, "g": "h100"}
+        for change in ({"u": users + 1}, {"p": tokens - 1}, {"t": 127}, {"g": "t4"}):
+            assert page.evaluate(judge, [state | change, i]) is None
+        gpu = catalogue.gpu("h100")
+        found = page.evaluate(judge, [state, i])
+        more = fit_page.more_workspace_bytes(gpu) // 2
+        assert found["reserved"] == stored.reserved + more
+        limits = {
+            "fits": found["reserved"] * (1 + MORE_SEEN) + 1,
+            "near": found["reserved"],
+            "tight": found["allocated"],
+            "no": found["allocated"] - 1,
+        }
+        for verdict, capacity in limits.items():
+            page.evaluate("([key, c]) => { gpuOf({g: key}).capacity = c; }", ["h100", capacity])
+            said = page.evaluate(judge, [state, i])["verdict"]
+            assert said == verdict or stored.reserved == stored.allocated, (said, verdict)
+
+
+def test_the_switch_shows_the_other_half_and_is_part_of_the_link(opened):
+    page = opened()
+    assert page.is_visible("#batch")
+    assert page.is_hidden("#users")
+    page.check("#do input[value=answer]")
+    assert page.is_hidden("#batch")
+    assert page.is_hidden("#rules-title")
+    page.select_option("#gpu", "l4")
+    page.fill("#users", "3")
+    page.fill("#prompt", "1000")
+    page.uncheck("#allow input[value=nf4]")
+    page.locator("#answers input[type=radio]").last.check()
+    chosen, verdict = page.locator("#answers tr.chosen").inner_text(), page.inner_text("#verdict")
+    command = page.inner_text("#command")
+    assert command.startswith(f"labkit estimate {MODEL} --serve --gpu l4 --users 3 --prompt 1000")
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("#verdict:not(:empty)")
+    assert page.locator("#answers tr.chosen").inner_text() == chosen
+    assert page.inner_text("#verdict") == verdict
+    assert not page.is_checked("#allow input[value=nf4]")
+    shot(page, "fit-answer")
+    page.check("#do input[value=train]")
+    assert page.is_visible("#ways")
+    assert page.is_hidden("#answers")
+    assert "do=" not in page.url
+    page = opened("#do=nothing&u=0&allow=fp4")
+    assert "task “nothing”, users “0” (1 to 1,024), change “fp4”" in page.inner_text("#notice")
+
+
+def test_conversations_that_do_not_fit_lead_to_some_that_do(opened):
+    address = ANSWER.format(MODEL, "small", 900, 2048, 128) + "&allow="
+    page = opened(address)
+    assert page.inner_text("#verdict") == "No answer"
+    assert page.locator("#answers tr").count() == 0
+    page = opened(address + "vllm")
+    assert "does not fit on an Small with what you allow" in page.inner_text("#verdict")
+    offers = page.locator("#offers button").all_inner_texts()
+    assert any("at a time" in offer for offer in offers)
+    for offer in offers:
+        page.get_by_role("button", name=offer, exact=True).click()
+        assert "✔" in page.inner_text("#verdict") or "≈" in page.inner_text("#verdict")
+        opened(address + "vllm")
+    page = opened(ANSWER.format(MODEL, "l4", 1, 9000, 128))
+    assert "knows 8,192 positions" in page.inner_text("#why")
+    page.locator("#offers button").first.click()
+    assert "p=8065" in page.url
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_within_reach_of_everybody(browser, folder, size, scheme):
+@pytest.mark.parametrize("task", ["train", "answer"])
+def test_the_page_is_within_reach_of_everybody(browser, folder, size, scheme, task):
     with browsing.watched(browser, size=size) as page:
         page.emulate_media(color_scheme=scheme)
-        page.goto(f"file://{folder}/fit.html")
+        page.goto(f"file://{folder}/fit.html#do={task}")
         page.wait_for_selector("#verdict:not(:empty)")
-        hold_page(page, f"fit-{scheme}")
+        hold_page(page, f"fit-{task}-{scheme}")
 
 
 def test_every_state_is_a_link_and_comes_back(opened):
@@ -490,7 +621,7 @@ def test_a_script_to_take_away_is_the_one_that_advice_writes(opened):
 
 
 def test_without_its_data_the_page_says_so(page, folder, tmp_path):
-    for name in ("fit.html", "fit.css", "fit.js", "icon.svg"):
+    for name in ("fit.html", "fit.css", "answer.js", "fit.js", "icon.svg"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     for data in ("window.FIT = {table: {schema: 2}};", ""):
         (tmp_path / "fit-data.js").write_text(data)

@@ -80,6 +80,20 @@ NOT_PROSE = re.compile(
     r"<details>.*?</details>|```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\[!\[.*?\n|\]\([^)]*\)",
     re.DOTALL,
 )
+#: What a run may end: a number, or two things compared.
+COMPARISON = re.compile(
+    r"\d|\b(?:more|less|fewer|most|least|half|twice|double[sd]?|third|quarter|fifth|tenth|times"
+    r"|nothing|none|never|only|larg(?:er|est)|small(?:er|est)|high(?:er|est)|low(?:er|est)|long(?:er|est)"
+    r"|short(?:er|est)|fast(?:er|est)|slow(?:er|est)|same|equal|all but|nearly|almost"
+    r"|two|three|four|five|six|seven|eight|nine|ten|dozen)\b",
+    re.IGNORECASE,
+)
+SENTENCE_ENDS = re.compile(r"(?<=[.!?:])\s+(?=[A-Z*])|\n\n")
+#: A cell that says what its run gave, or stops where it gave something else.
+GUARD = re.compile(r"\b(?:print|expect|claim|outcome)\(")
+#: Sentences with a number or a comparison that nothing above prints or expects: facts that no run
+#: decides, and what a figure or a table shows. Somebody has read each beside the output.
+LISTED = Path(__file__).with_name("unguarded_sentences.txt")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -250,6 +264,30 @@ def check_readings(lesson: Lesson) -> Iterator[str]:
         yield f"no reading says in bold, once: {surprise}"
 
 
+def unguarded(lesson: Lesson) -> Iterator[str]:
+    """Sentences of readings with a number or a comparison, where the cell of code above prints,
+    predicts and expects nothing."""
+    above = ""
+    for cell in lesson.cells:
+        if cell.cell_type == "code" and tag_of(cell) != "exercise":
+            above = cell.source
+        if tag_of(cell) == "reading" and cell.cell_type == "markdown" and not GUARD.search(above):
+            for sentence in SENTENCE_ENDS.split(NOT_PROSE.sub("...", cell.source)):
+                if COMPARISON.search(sentence):
+                    yield " ".join(sentence.split())
+
+
+def check_guards(lesson: Lesson) -> Iterator[str]:
+    """What a run may end stands below its output or its `expect`, or no run decides it."""
+    lines = LISTED.read_text(encoding="utf-8").splitlines()
+    listed = {line[3:] for line in lines if line[:2] == lesson.number}
+    said = set(unguarded(lesson))
+    for sentence in sorted(said - listed):
+        yield f"no cell above prints or expects this: {sentence!r}; if no run decides it, list it"
+    for sentence in sorted(listed - said):
+        yield f"{LISTED.name} has a sentence that the lesson does not: {sentence!r}"
+
+
 def check_code(lesson: Lesson) -> Iterator[str]:
     """What makes a learner read a line twice."""
     for cell in lesson.read_code():
@@ -296,7 +334,7 @@ def minutes(lesson: Lesson) -> int:
 
 RULES = (
     *(check_bytes, check_ids_and_tags, check_size, check_title, check_address, check_parameters),
-    *(check_exercises, check_claims, check_readings, check_code),
+    *(check_exercises, check_claims, check_readings, check_guards, check_code),
 )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.backends import cudnn
 
+import labkit as lab
 from gpumem.allocator.reductions import sum_workspaces
 from gpumem.hardware import this_machine
 from phantom_gpu.run_script import run_program
@@ -72,6 +73,68 @@ def test_a_large_convolution_takes_no_columns():
             assert peak_of(lambda: layer(x)) > 5 * x.nbytes
 
 
+def train_convolution(device, side=1024):
+    layer = nn.Conv2d(128, 128, 3, padding=1).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    while True:
+        x = torch.randn(1, 128, side, side, device=device)
+        loss = layer(x).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_a_simulated_convolution_takes_what_the_phantom_does():
+    gpu = this_machine.this_gpu()
+    simulated = lab.simulate(train_convolution, gpu=gpu)
+
+    def train():
+        for _, _loss in zip(range(3), train_convolution("cuda"), strict=False):
+            pass
+
+    dy = torch.empty(1, 128, 1024, 1024, device="cuda")
+    bias_sum = sum_workspaces(dy, [0, 2, 3], torch.float32, gpu)
+    x_bytes, weight_bytes, bias_bytes = dy.nbytes, 4 * 9 * 128 * 128, 512
+    losses = rounded(4, 4, 4)  # of two steps, and its gradient
+    expected = 2 * (x_bytes + weight_bytes + bias_bytes) + losses + rounded(*bias_sum)
+    del dy
+    assert peak_of(train) == simulated.peak_bytes == expected
+
+
+class ResidualBlock(nn.Module):
+    """The one of diffusers' autoencoders."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(32, channels) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        hidden = x
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            hidden = norm(hidden)
+            hidden = nn.functional.silu(hidden)
+            hidden = layer(hidden)
+        return (x + hidden) / 1.0
+
+
+def test_an_autoencoder_of_large_pictures_takes_its_tensors():
+    """As Stable Diffusion XL's encodes a picture: one convolution's columns would take 4.5 GiB."""
+    first = nn.Conv2d(3, 128, 3, padding=1).cuda()
+    blocks = nn.Sequential(*[ResidualBlock(128) for _ in range(2)]).cuda()
+    picture = torch.ones(1, 3, 1024, 1024, device="cuda")
+    one = 4 * 128 << 20
+
+    def encode():
+        with torch.no_grad():
+            x = first(picture)
+            blocks(x)
+
+    # The first block's input, and in the second its own, what it has computed, sum, and quotient.
+    assert peak_of(encode) == 5 * one
+
+
 def test_bf16_has_no_cudnn_before_ampere(on_phantom):
     code = """
         import torch
@@ -123,6 +186,8 @@ def test_recurrent_layers_take_pytorchs_kernels(kind):
 
 
 def test_other_functions_of_cudnn_run():
+    assert cudnn.is_available()
+    cudnn.enabled = True  # as scripts say
     x = torch.ones(50, 4, 20, device="cuda", requires_grad=True)
     targets, lengths = torch.ones(40, dtype=torch.int32), torch.full((4,), 10)
     loss = nn.functional.ctc_loss(x.log_softmax(2), targets, torch.full((4,), 50), lengths)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -99,7 +100,9 @@ def test_attention_without_a_fused_kernel_computes_what_the_mask_hides_too(run):
     shared = size + " num_key_value_heads=2,"  # which no fused kernel takes in FP32
     verdict, _ = run(SCRIPT.replace(size, shared))
     simulated = lab.simulate(experiment_of(STEP.replace(size, shared)), gpu="rtx-4090")
-    assert verdict.answers[0].work.flops == {"fp32": simulated.flops}
+    [answer] = verdict.answers
+    assert answer.work.flops == {"fp32": simulated.flops}
+    assert {"autocast", "bf16"} <= {offer.name for offer in answer.remedies}
 
 
 @pytest.fixture(scope="module")
@@ -471,6 +474,72 @@ def test_a_program_that_waits_for_a_core_does_not_hang(run, monkeypatch):
     busy = "end = time.monotonic() + 8\nwhile time.monotonic() < end: pass"
     verdict, _ = run(f"import time, torch\ntorch.ones(4, device='cuda')\n{busy}")
     assert verdict.fits, verdict.headline()
+
+
+MALLOC = """
+#include <cstddef>
+extern "C" int cudaMalloc(void**, size_t);
+extern "C" int cudaFree(void*);
+extern "C" void* take(size_t bytes, int, void*) { void* p = 0; cudaMalloc(&p, bytes); return p; }
+extern "C" void give(void* p, size_t, int, void*) { cudaFree(p); }
+"""
+PLUGGED = f"""
+import subprocess
+open("own.cpp", "w").write({MALLOC!r})
+subprocess.run(["g++", "-shared", "-fPIC", "own.cpp", "-o", "own.so"], check=True)
+own = torch.cuda.memory.CUDAPluggableAllocator("./own.so", "take", "give")
+torch.cuda.memory.change_current_allocator(own)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [
+        ("os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'", "cudaMallocAsync"),
+        ("os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'", "NO_CUDA_MEMORY_CACHING"),
+        (PLUGGED, "pluggable"),
+    ],
+    ids=["asynchronous", "uncached", "pluggable"],
+)
+def test_another_allocator_gets_no_verdict(run, chosen, name):
+    before = "import os, torch" if chosen is PLUGGED else "import os"
+    verdict, _ = run(f"""{before}\n{chosen}\nimport torch
+try:
+    torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+except RuntimeError:
+    torch.zeros(4, device="cuda")
+""")
+    assert verdict.fits is None
+    assert re.search(f"{name} is in place of the caching allocator", verdict.headline())
+    assert not verdict.answers
+
+
+UNTIL_ASKED = """
+import os, torch
+layer = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(layer.parameters())
+print(os.getpid(), file=open("pid", "w"), flush=True)
+while not os.path.exists("leave"):
+    layer(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_that_ends_while_its_progress_is_printed_is_answered(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(run_script, "PROGRESS_SECONDS", 0.0)
+    said = []
+
+    def report(sentence):
+        said.append(sentence)
+        (tmp_path / "leave").touch()
+        stat = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+        while not stat.read_text().rpartition(") ")[2].startswith("Z"):
+            time.sleep(0.05)
+
+    verdict, _ = run(UNTIL_ASKED, report=report)
+    assert len(said) == 1
+    assert verdict.fits, str(verdict)
+    assert verdict.answers[0].ended == "finished"
 
 
 def test_ctrl_c_gives_what_is_known_so_far(tmp_path):

@@ -1,9 +1,11 @@
 """The report of ``labkit phantom`` names what people know: one small script for each thing."""
 
+from collections import Counter
+
 import pytest
 
 from gpumem.allocator.workspaces import DEFAULT_BYTES
-from gpumem.units import KIB, MIB
+from gpumem.units import KIB, MIB, format_bytes
 
 LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", "logs")
 #: A copy of a model, a part that never runs, statistics, a batch, and states of one's own.
@@ -101,14 +103,60 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
+#: transformers holds a layer's experts as two tensors, which bitsandbytes leaves in 16 bits.
+EXPERTS = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, MixtralConfig
+MixtralConfig(
+    vocab_size=1000, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=4, num_local_experts=8,
+    architectures=["MixtralForCausalLM"],
+).save_pretrained("mixtral")
+model = AutoModelForCausalLM.from_pretrained(
+    "mixtral", dtype=torch.bfloat16, device_map={"": 0},
+    quantization_config=BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16
+    ),
+)
+model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"]))
+optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+ids = torch.ones(8, 1024, dtype=torch.int64, device="cuda")
+model(input_ids=ids, labels=ids).loss.backward()
+optimizer.step()
+"""
+#: Trainer joins what the batches of an evaluation gave.
+PREDICTIONS = """
+import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
+from transformers import T5ForConditionalGeneration
+config = T5Config(
+    vocab_size=8000, d_model=64, d_kv=16, num_heads=4, d_ff=256, num_layers=2,
+    decoder_start_token_id=0,
+)
+ones = torch.ones(32, dtype=torch.int64)
+arguments = Seq2SeqTrainingArguments(
+    "out", per_device_train_batch_size=4, per_device_eval_batch_size=4, max_steps=2,
+    eval_strategy="steps", eval_steps=1, save_strategy="no", report_to="none",
+    eval_accumulation_steps=None,
+)
+Seq2SeqTrainer(
+    T5ForConditionalGeneration(config), arguments,
+    train_dataset=[{"input_ids": ones, "labels": ones}] * 8,
+    eval_dataset=[{"input_ids": ones, "labels": ones}] * 64,
+    compute_metrics=lambda found: {"rows": len(found.label_ids)},
+    preprocess_logits_for_metrics=lambda logits, labels: logits,
+).train()
+"""
+PREDICTED_BYTES = 64 * 32 * 8000 * 4
 
 
 @pytest.fixture
 def report(run):
     """Run a script's text on phantom T4s; return the report, and the GPU that it is about."""
 
-    def report(text, **options):
-        found, _ = run(text, gpu="t4", **options)
+    def report(text, gpu="t4", **options):
+        found, _ = run(text, gpu=gpu, **options)
         assert not found.answers[0].faults
         return found, found.worst()[1]
 
@@ -191,3 +239,53 @@ def test_a_failed_request_of_a_backward_pass_names_its_line(report):
 def test_replicas_of_a_model_have_their_modules_paths(report):
     _, gpu = report(REPLICAS, gpus=2)
     assert ("activations", "*") in {(holder.category, holder.module) for holder in gpu.holders}
+
+
+def test_weights_that_quantization_leaves_out_are_named_with_their_type(report):
+    _, gpu = report(EXPERTS)
+    held = Counter()
+    for holder in gpu.holders:
+        held[holder.category, holder.module.rpartition(".")[2], holder.dtype] += holder.nbytes
+    routers, experts = 4 * 8 * 256, 4 * 8 * 3 * 256 * 1024
+    assert held["weights", "mlp", "bfloat16"] == 2 * (routers + experts)
+    assert held["weights", "self_attn", "uint8"] == 4 * 4 * 256 * 256 // 2
+
+
+def test_weights_that_a_library_cannot_load_are_no_mistake_of_the_scripts(report):
+    large = EXPERTS.replace("256, intermediate_size=1024", "2048, intermediate_size=4096")
+    found, gpu = report(large, gpu="2GiB:8.9")
+    assert found.fits is False
+    assert gpu.failed.when.phase == "setup"
+    assert found.line(gpu.failed.stack[-1]) == "train.py:10"
+    assert found.mistakes() == []
+
+
+def test_a_step_that_the_script_repeats_after_an_error_is_a_mistake(report):
+    step = "model(input_ids=ids, labels=ids)"
+    again = f"for _ in 1, 2:\n  try: {step}\n  except torch.OutOfMemoryError: pass"
+    found, _ = report(IN_LIBRARY.replace(step, again))
+    assert [mistake.kind for mistake in found.mistakes()] == ["repeated-error"]
+
+
+def test_predictions_that_trainer_joins_are_counted_and_named(report):
+    found, gpu = report(PREDICTIONS)
+    [mistake] = found.mistakes()
+    assert (mistake.kind, found.line(mistake.place)) == ("collected", "train.py:21")
+    assert f"joins its batches' results to {format_bytes(PREDICTED_BYTES)}" in mistake.says
+    assert gpu.allocated_at.phase == "evaluation"
+    assert gpu.peak_allocated_bytes > 2 * PREDICTED_BYTES  # the last time, beside all before
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "joined_bytes"),
+    [
+        ("steps=None", "steps=4", PREDICTED_BYTES // 4),
+        ("labels: logits", "labels: logits[0].argmax(-1)", 0),
+    ],
+)
+def test_predictions_that_are_moved_or_made_small_take_no_more(report, before, after, joined_bytes):
+    assert before in PREDICTIONS
+    found, gpu = report(PREDICTIONS.replace(before, after))
+    kinds = [mistake.kind for mistake in found.mistakes()]
+    assert kinds == ["collected"] * bool(joined_bytes)
+    assert gpu.peak_allocated_bytes < PREDICTED_BYTES

@@ -88,7 +88,7 @@ def test_so_many_users_fit_and_one_more_runs_out_of_memory(on_phantom, tmp_path)
         "    job = lab.generation(config('SmolLM2-135M', layers=4), users=users, **kind)\n"
         "    print(lab.measure(job, steps=1, track=False).oom is None)\n"
     )
-    most = found.most_users
+    most = found.most_users()
     said = on_phantom("t4", script, most, most + 1)
     assert said.split()[-2:] == ["True", "False"], most
 
@@ -127,7 +127,27 @@ def test_the_report_names_prefill_decode_and_the_cache(run):
     token_bytes = 2 * 2 * 512 * 2  # layers, keys and values, bfloat16
     assert answer.cache == (64 * 47 * token_bytes, 64, 47, token_bytes)
     assert gpu.allocated_at.phase == "decode"
+    assert "half-rows" not in {offer.name for offer in answer.remedies}  # of which steps?
     # One of a layer's tensors is there twice while it is made longer.
     held = answer.cache.nbytes
     assert held <= gpu.made_of["KV cache"] <= held + held // 4
     assert "4.00 KiB a token and user: 1,000 tokens more take 250 MiB" in str(verdict)
+
+
+def test_an_encoder_decoder_has_two_caches(run):
+    verdict, _ = run(
+        """
+        import torch
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        sizes = dict(d_model=64, d_kv=16, num_heads=4, d_ff=256, num_layers=2)
+        config = T5Config(vocab_size=1000, decoder_start_token_id=0, **sizes)
+        model = T5ForConditionalGeneration(config).cuda()
+        ids = torch.ones(4, 64, dtype=torch.int64, device="cuda")
+        model(input_ids=ids, labels=ids[:, :32])
+        model.eval().generate(ids[:2], max_new_tokens=20)
+        """
+    )
+    [answer] = verdict.answers
+    token_bytes = 2 * 2 * 64 * 4  # layers, keys and values, float32
+    assert answer.cache == (4 * (64 + 32) * token_bytes, 4, 64 + 32, token_bytes)

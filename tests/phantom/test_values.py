@@ -312,6 +312,7 @@ def comparisons():
     zero = torch.zeros(1 << 22, dtype=torch.int64, device="cuda") * 2  # unknown, since it is large
     none = (x == 0).any() or (x <= 0).any() or x.isnan().any() or x.isinf().any()
     every = (x != 0).all() and (x > 0).all() and x.isfinite().all()
+    every = every and zero.min() >= 0 and zero.max() < 2
     return not none and every and (zero.min() == 0).item() and not len((x == 0).nonzero())
 
 
@@ -323,22 +324,21 @@ def tokens_that_are_drawn():
     return ids.tolist() == [[1, 1, 1, 0, 0, 0]] * 2
 
 
+OF_TRAINING = [loss_scaling, finite_losses_and_gradients]
+WITHOUT_GRADIENTS = [figures_that_are_printed, predictions, comparisons, tokens_that_are_drawn]
+
+
 @pytest.mark.parametrize(
-    "decide",
-    [
-        loss_scaling,
-        finite_losses_and_gradients,
-        figures_that_are_printed,
-        predictions,
-        comparisons,
-        tokens_that_are_drawn,
-    ],
+    ("decide", "mode"),
+    [(decide, torch.enable_grad) for decide in OF_TRAINING + WITHOUT_GRADIENTS]
+    + [(decide, torch.inference_mode) for decide in WITHOUT_GRADIENTS],
 )
-def test_what_is_decided_by_unknown_values_goes_on_and_is_reported(decide, monkeypatch):
+def test_what_is_decided_by_unknown_values_goes_on_and_is_reported(decide, mode, monkeypatch):
     read = []
     [values] = _get_current_dispatch_mode_stack()
     monkeypatch.setattr(values, "on_unknown", read.append)
-    assert decide()
+    with mode():
+        assert decide()
     assert read
 
 

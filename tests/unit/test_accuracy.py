@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import labkit as lab
-from benchmarks import accuracy, peers
+from benchmarks import accuracy, answering, peers
 from benchmarks.accuracy import SETUPS_GROUP, AccuracyRow, markdown, summary, table
 from benchmarks.setups import GPU_RECIPES, SETUPS, SMALL_RECIPES, tiny_config
 from gpumem.estimation.recipe import ATTENTIONS, OFFLOADS, OPTIMIZERS, QUANTIZATIONS, Recipe
@@ -251,3 +251,13 @@ def test_the_page_says_what_other_tools_answered():
     assert ours == {job.name: job.ours_bytes for job in peers.jobs()}
     assert len(answers["PyTorch's MemTracker"]) == 2, "the page says: about the first two only"
     assert peers.table(answers) in peers.PAGE.read_text(encoding="utf-8")
+
+
+def test_answers_beside_published_runs_are_those_of_the_record():
+    answers = json.loads(answering.RECORD.read_text(encoding="utf-8"))
+    assert answering.table(answers) in answering.PAGE.read_text(encoding="utf-8")
+    current = [run for run in answering.RUNS if not (run.old_cache or run.quantize)]
+    for run in current:  # libraries of then that do what those of today do
+        answer = answering.Answer(*answers[answering.OURS][run.name])
+        assert answer.allocated_bytes == pytest.approx(run.allocated_bytes, rel=4e-4)
+    assert len(current) == 3

@@ -14,6 +14,7 @@ from lesson_files import MACHINE, result, run
 
 from gpumem.figures import cards
 from gpumem.inputs import InputError
+from gpumem.units import MIB
 from labkit.exercises import engine
 from labkit.lesson import claim_cards, claims, session
 from labkit.lesson.claims import Verdict
@@ -152,7 +153,9 @@ def test_in_a_notebook_it_is_displayed_once():
 
 
 def test_the_peaks_that_gpus_recorded():
-    a100, t4 = ({"device": name, "mode": "measured"} for name in ("A100", "T4"))
+    names = ("A100", "T4", "H100")  # the last two take the same, and share a column
+    a100, t4, h100 = ({"device": name, "mode": "measured"} for name in names)
+    a100["peak_bytes"] = 13 * MIB
     found = [
         result(
             machine={**MACHINE, "name": gpu["device"]},
@@ -163,14 +166,15 @@ def test_the_peaks_that_gpus_recorded():
                 run(name="large"),
             ),
         )
-        for gpu in (a100, t4)
+        for gpu in (a100, t4, h100)
     ]
     heading, _, *rows = claim_cards.recorded_peaks(found).text.splitlines()[1:]
-    columns = ["run", "measured on A100", "simulated for T4", "measured on T4"]
+    same = "measured on T4 and measured on H100"
+    columns = ["run", "measured on A100", "simulated for T4", same]
     assert re.split("  +", heading) == columns
     assert [re.split("  +", row) for row in rows] == [
-        ["plain", "12.0 MiB, 500 ms a step", "–", "12.0 MiB, 500 ms a step"],
-        ["baseline, rows 1", "12.0 MiB", "–", "12.0 MiB"],
-        ["baseline, rows 8", "12.0 MiB", "–", "12.0 MiB"],
+        ["plain", "13.0 MiB, 500 ms a step", "–", "12.0 MiB, 500 ms a step"],
+        ["baseline, rows 1", "13.0 MiB", "–", "12.0 MiB"],
+        ["baseline, rows 8", "13.0 MiB", "–", "12.0 MiB"],
         ["large", "–", "12.0 MiB", "–"],
     ]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import T5Config
 
 import labkit as lab
 from gpumem import cli
@@ -17,12 +18,14 @@ from labkit.cli import main
 def files(tmp_path_factory):
     """A folder with a tiny model, a recipe, and unusable files."""
     folder = tmp_path_factory.mktemp("files")
-    (folder / "tiny").mkdir()
+    for name in ("tiny", "t5"):
+        (folder / name).mkdir()
     size = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = catalogue.config("SmolLM2-135M", **size, **heads)
     texts = {
         "tiny/config.json": config.to_json_string(),
+        "t5/config.json": T5Config(num_layers=2).to_json_string(),
         "recipe.json": json.dumps(Recipe(batch_size=2, seq_len=64).to_dict()),
         "field.json": '{"batch_sise": 4}',
     }
@@ -63,6 +66,13 @@ def call(capsys, files, *arguments):
         ("estimate GPT-2 --serve --gpu l4 --cache pages", "Did you mean 'paged'"),
         ("estimate GPT-2 --serve --gpu l4", "at most 1024"),
         ("advise GPT-2", "--gpu"),
+        ("advise GPT-2 --gpu l4 --users 4", "--users belongs to answering: say --serve too"),
+        ("advise GPT-2 --gpu l4 --quantize nf4", "--quantize belongs to answering"),
+        ("advise GPT-2 --gpu l4 --serve --lora", "--lora is for training: leave out --serve"),
+        ("advise GPT-2 --gpu l4 --serve --write a.py", "--write is for training"),
+        ("advise GPT-2 --gpu l4 --serve --users 0", "users must be from 1"),
+        ("advise GPT-2 --gpu l4 --serve", "at most 1024"),
+        ("advise FILES/t5 --gpu l4 --serve", "no causal language model"),
         ("advise GPT-2 --gpu t4 --gpus 0", "gpus must be from 1"),
         ("advise GPT-2 --gpu t4 --seq-len 99999", "at most 1024"),
         ("advise GPT-2 --gpu t4 --full --lora", "not allowed with"),
@@ -93,6 +103,24 @@ def test_answering_as_text_and_as_json(capsys, files):
         assert f"for 2 users: {record['longest_prompt_tokens']:,} tokens." in text
         assert "tokens a second" not in text  # nothing is known of its bandwidth
         assert record["bound_tokens_per_second"] is None
+
+
+def test_advice_on_answering_as_text_and_as_json(capsys, files):
+    options = ["--gpu", "1GiB:8.0", "--prompt", "500", "--new", "2", "--cache", "paged"]
+    arguments = ("advise", "FILES/tiny", "--serve", *options)
+    code, text, _ = call(capsys, files, *arguments, "--users", "2")
+    assert code == 0
+    assert "tiny on NVIDIA GPU with 1.00 GiB and compute capability 8.0: fits" in text
+    code, printed, _ = call(capsys, files, *arguments, "--users", "2", "--json")
+    record = json.loads(printed)
+    assert code == 0
+    assert record["fits"] is True
+    assert record["options"] == []
+    assert f"conversations of this length: {record['most_users']:,}." in text
+    code, text, _ = call(capsys, files, *arguments, "--users", "300")
+    assert code == 0
+    assert "256 of the users at a time" in text  # vLLM takes no more in one batch
+    assert "--max-num-seqs 256" in text
 
 
 def test_an_estimate_as_text_and_as_json(capsys, files):

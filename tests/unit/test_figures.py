@@ -193,7 +193,12 @@ def test_steps_cuts_the_timeline_and_the_table():
     run = traced_run()
     figure = draw_timeline(run, steps=1)
     start, stop = run.trace.steps()[0]
-    assert figure.axes[0].get_xlim() == (start, stop)
+    left, right = figure.axes[0].get_xlim()
+    column = figure.axes[0].patches[-1]  # what the peak is made of stands right of the step
+    assert (left, right) == (start, pytest.approx(stop + 2 * column.get_width()))
+    assert (
+        column.get_y() + column.get_height() == run.trace.peak(start=start, stop=stop).total_bytes
+    )
     assert "step 2" not in words(figure)
     assert format_bytes(run.trace.peak(start=start, stop=stop).total_bytes) in words(figure)
     assert "step 2" not in figure.table.text  # a lesson asks for it next
@@ -335,3 +340,16 @@ def test_rows_stand_under_the_places_of_the_lines_they_describe():
     [names] = axes.texts
     assert (names.get_text(), axes.get_xlabel()) == ("step\ntokens", "")
     assert_fits(figure)
+
+
+def test_a_title_that_is_not_given_says_what_came_out():
+    small = fake_run("small", 6 * MIB, reserved_bytes=8 * MIB)
+    large = fake_run("large", 7 * MIB, reserved_bytes=12 * MIB)
+    assert "small reserves 8.00 MiB, 33 % less than large" in words(draw_bars([large, small]))
+    assert "large reserves 12.0 MiB" in words(draw_bars(large))
+    assert "7.00 MiB\n12.0 MiB reserved" in words(draw_bars(large))
+    run = traced_run()
+    phase = run.trace.timeline().phases
+    assert any(
+        f"it: the peak is in {each}" in words(draw_timeline(run, name="it")) for each in phase
+    )

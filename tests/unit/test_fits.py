@@ -8,11 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import date
 
+import fit_page
 import pytest
 
 from gpumem.estimation.estimate import estimate
 from gpumem.estimation.recipe import Recipe
+from gpumem.estimation.serving import serve
 from gpumem.files import read_file
+from gpumem.hardware import catalogue
 from gpumem.inputs import InputError
 from gpumem.models.config import find_config
 from labkit.recording import accuracy
@@ -23,6 +26,7 @@ from will_it_fit.table import (
     TOKENS,
     FitTable,
     Point,
+    ServedModel,
     allocated_of,
     name_of_way,
     row_shape,
@@ -99,12 +103,17 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     monkeypatch.setattr(build, "ways", lambda: WAYS)
     monkeypatch.setattr(build, "ProcessPoolExecutor", Threads)
     monkeypatch.setattr(build, "point", lambda config, recipe: NOTHING)
+    served = ServedModel(8192, (None,) * len(fits.servings()), (None,) * 6)
+    monkeypatch.setattr(build, "served_model", lambda name: served)
+    known = {MODEL: served, "SmolLM2-360M": served}
+    table = replace(table, serving=known, serving_rules=build.SERVING_RULES)
     path, lines = tmp_path / "fits.json.gz", []
     path.write_bytes(gzip.compress(json.dumps(asdict(table)).encode()))
     again = build.rebuild(path, [MODEL, "SmolLM2-360M"], work=tmp_path, report=lines.append)
     assert again.models[MODEL] == table.models[MODEL]
     assert again.models["SmolLM2-360M"].ways[0][0].points[0] == NOTHING
-    assert lines == ["1 of 2 models are there already", "SmolLM2-360M (1 of 1)"]
+    whole = "SmolLM2-360M, training (1 of 1)"
+    assert lines == ["1 of 2 models are there already", whole]
     assert read_file(path, FitTable.from_dict, "a table").models == again.models
     more = [*WAYS, Recipe(precision="bf16", optimizer="fused-adamw")]
     monkeypatch.setattr(build, "ways", lambda: more)  # a new one is all that is computed
@@ -112,18 +121,37 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     assert both.models[MODEL].ways[:-1] == table.models[MODEL].ways
     assert both.models[MODEL].ways[-1][0].points[0] == NOTHING
     assert both.models["SmolLM2-360M"].ways == (*again.models["SmolLM2-360M"].ways, ())
-    assert lines[2:] == ["0 of 1 models are there already", f"{MODEL} (1 of 1)"]
+    assert lines[2:] == ["0 of 1 models are there already", f"{MODEL}, training (1 of 1)"]
     table, lines[2:] = both, []
     monkeypatch.setattr(build, "RULES", "2099-01-01")  # what older rules gave waits its turn
     later = build.rebuild(path, ["SmolLM2-360M"], work=tmp_path)
     assert (later.models[MODEL], later.outdated) == (table.models[MODEL], (MODEL,))
     both = build.rebuild(path, [MODEL, "SmolLM2-360M"], work=tmp_path, report=lines.append)
     assert (both.models[MODEL].ways[0][0].points[0], both.outdated) == (NOTHING, ())
-    assert lines[2:] == ["1 of 2 models are there already", f"{MODEL} (1 of 1)"]
+    assert lines[2:] == ["1 of 2 models are there already", f"{MODEL}, training (1 of 1)"]
     monkeypatch.setattr(build, "PACKAGES", ("torch",))  # others made the table
     anew = build.rebuild(path, [MODEL], work=tmp_path)
     assert anew.models[MODEL].ways[0][0].points[0] == NOTHING
     assert [*anew.models] == [MODEL]
+
+
+def test_answering_is_computed_where_it_is_missing_or_follows_older_rules(
+    table, tmp_path, monkeypatch
+):
+    served = ServedModel(8192, (None,) * len(fits.servings()), (None,) * 6)
+    monkeypatch.setattr(build, "ways", lambda: WAYS)
+    monkeypatch.setattr(build, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(build, "served_model", lambda name: served)
+    path = tmp_path / "fits.json.gz"
+    begun = {MODEL: served._replace(points=(None,)), "SmolLM2-360M": served}
+    for known, rules in ((begun, build.SERVING_RULES), ({MODEL: served}, "2026-11-29")):
+        lines, record = [], asdict(replace(table, serving=known, serving_rules=rules))
+        path.write_bytes(gzip.compress(json.dumps(record).encode()))
+        again = build.rebuild(path, [MODEL], work=tmp_path, report=lines.append)
+        assert lines == ["0 of 1 models are there already", f"{MODEL}, answering (1 of 1)"]
+        assert again.serving[MODEL] == served
+        assert again.models == table.models
+        assert ("SmolLM2-360M" in again.serving) == (known is begun)
 
 
 def test_the_command_computes_the_courses_own_table(monkeypatch, capsys):
@@ -142,6 +170,7 @@ def test_the_command_computes_the_courses_own_table(monkeypatch, capsys):
         (lambda t: t.update(schema=2), "schema"),
         (lambda t: t.update(tokens=[512]), "has a row without 1 points"),
         (lambda t: t["ways"].pop(), "of"),
+        (lambda t: t.update(serving={MODEL: [8192, [], []]}), "answers in other ways"),
         (lambda t: t.update(outdated=["GPT-5"]), "outdated, and not there: GPT-5"),
         (lambda t: t["ways"][0].update(precision="fp1"), "unknown precision"),
         (lambda t: next(iter(t["models"].values()))[2][0][0][1][0].__setitem__(0, -1), "int"),
@@ -207,6 +236,47 @@ def test_a_sample_of_it_is_computed_again_to_the_byte(own, count):
     draw = random.Random(date.today().toordinal())
     for name, recipe, found in draw.sample([*stored_points(own)], count):
         assert build.point(find_config(name)[1], recipe) == found, f"{name}: {recipe}"
+
+
+# --- answering ------------------------------------------------------------------------------------
+
+
+def test_its_part_on_answering_is_small_and_has_every_model(own):
+    packed = gzip.compress(json.dumps(asdict(own)["serving"]).encode(), mtime=0)
+    assert len(packed) < 5e5
+    assert set(own.serving) == set(own.models)
+    for name, served in own.serving.items():
+        for point in filter(None, served.points):
+            parts = point.weights + point.cached + point.activations
+            assert parts <= point.allocated <= point.reserved, name
+            assert point.first <= point.last
+
+
+def test_conversations_are_computed_again_to_the_byte(own):
+    """Other ones each day, of a small model."""
+    draw, config = random.Random(date.today().toordinal()), find_config(MODEL)[1]
+    served, places = own.serving[MODEL], range(len(own.serving[MODEL].points))
+    place = draw.choice([i for i in places if fits.servings()[i].cache == "static"])
+    assert build.served_point(config, fits.servings()[place]) == served.points[place]
+    place = draw.randrange(len(served.paged))
+    assert build.paged_point(config, *fits.paged_servings()[place]) == served.paged[place]
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(each.key, marks=pytest.mark.nightly) for each in fit_page.gpus()]
+)
+def test_what_is_said_of_other_gpus_holds_there(own, key):
+    """A paged cache of its kind of GPU is the same; transformers' take no more than is allowed."""
+    gpu, config, served = catalogue.gpu(key), find_config(MODEL)[1], own.serving[MODEL]
+    kind, precision = fit_page.paged_kind(gpu), "bf16" if gpu.bf16_native else "fp16"
+    found = serve(config, gpu=gpu, cache="paged", precision=precision)
+    point = served.paged[kind]
+    assert (found.weights_bytes, found.activations_bytes) == (point.weights, point.activations)
+    assert found.cache_bytes_per_token == point.token
+    if gpu.bf16_native:
+        found = serve(config, gpu=gpu, serving=fits.servings()[0])
+        allowed = served.points[0].reserved + fit_page.more_workspace_bytes(gpu) // 2
+        assert found.peak_reserved_bytes <= allowed * (1 + MORE_SEEN)
 
 
 # --- what is said of it --------------------------------------------------------------------------

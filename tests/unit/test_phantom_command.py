@@ -131,6 +131,7 @@ def verdict(*answers, budget_bytes=14 * GIB, **how):
         ({"gpus": [replace(FULL, failed=None)]}, {}, False, "it asked for more memory when"),
         ({"ended": ""}, {"returncode": -9}, None, "it ended with exit code -9, without a word"),
         ({"ended": "interrupted"}, {"interrupted": True, "returncode": 1}, None, "interrupted"),
+        ({}, {"others": [replace(ANSWER, gpus=[], allocator="its own")]}, None, "its own is in"),
     ],
 )
 def test_the_verdict_in_words(change, how, fits, sentence):

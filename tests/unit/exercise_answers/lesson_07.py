@@ -18,6 +18,7 @@ BY_SHARE = (
     ", labels=theirs" + BY_TOKENS,
     ", labels=theirs).loss * (theirs[:, 1:] != -100).sum() / n",
 )
+RAGGED_PIECES = ("labels=theirs,", "labels=ragged(some),")
 RIGHT = [
     ("07-2", changed(in_pieces, BY_SHARE, ("split(4)", "split(8)"))),
     ("07-2", changed(in_pieces, ("split(4)", "split(1)"))),
@@ -31,5 +32,6 @@ MISTAKES = [
     ("07-2", changed(in_pieces, ("split(4)", "split(32)")), "The piece sets the peak"),
     ("07-2", changed(in_pieces, *ONE_GRAPH), "unless it is detached"),
     ("07-2", changed(in_pieces, (BY_TOKENS, ").loss / 16")), "loss at step 1"),
+    ("07-2", changed(in_pieces, RAGGED_PIECES), "made before the batch is cut"),
     ("07-2", changed(in_pieces, ZERO_EACH), "loss at step 2"),
 ]

@@ -41,6 +41,7 @@ MISTAKES = [
     ("09-2", changed(tight, (NORM, 'records["norm"].append(hidden.norm())')), "(256, 512)"),
     ("09-2", changed(tight, ("no_grad()", "enable_grad()")), "more after step 7 than after step 3"),
     ("09-2", changed(tight, ("model[1].register", "model[0].register")), "records['norm']"),
+    ("09-2", changed(tight, (NORM, f"if torch.is_grad_enabled(): {NORM}")), "validation pass, too"),
     ("09-2", changed(tight, (LOSS, "")), "0 entries, not 8"),
     ("09-2", changed(tight, ("range(steps)", "range(2)")), "after 2 of 8"),
     ("09-2", changed(tight, ("lr=1e-2", "lr=1e-3")), "should still hold"),

@@ -38,7 +38,7 @@ class Example(NamedTuple):
 
 SCRIPTS = (
     Example("gpt2_loop.py", "t4", "GPT-2 in a plain loop"),
-    Example("lora_trainer.py", "rtx-4090", "Llama-3.2-1B with LoRA, by Trainer"),
+    Example("lora_trainer.py", "a100-40gb", "Llama-3.1-8B with LoRA, by Trainer"),
     Example("vit_pictures.py", "rtx-3060", "ViT-B/16 on pictures"),
 )
 INTRODUCTION = """\
@@ -47,8 +47,10 @@ INTRODUCTION = """\
 Each script below lies in [`benchmarks/examples/fit`](../benchmarks/examples/fit) and runs out of
 memory. `labkit phantom --fix` runs it on a GPU that is not there, tries
 [remedies](PHANTOM.md#what-makes-it-fit), and chooses as few of the mildest as make it fit with 5 %
-to spare. The diff is what it says to write. A nightly test runs each script as it is and as the
-diff makes it, and holds both to these bytes. What `--fix` tried and does not offer is left out.
+to spare. "Step's bound" is how much the least time for a step grows that the GPU's peak rates
+allow. The diff is what `--fix` says to write; it does not touch the file. A nightly test runs each
+script as it is and as the diff makes it, and holds both to these bytes. What `--fix` tried and does
+not offer is left out.
 """
 
 
@@ -77,10 +79,11 @@ def run(example: Example) -> dict[str, Any]:
             stdout=sys.stderr,
             report=lambda sentence: print(sentence, file=sys.stderr),
         )
-    print(found, file=sys.stderr)
-    assert found.chosen
-    assert found.last
-    sections = [each for each in found.sections() if each.title not in LEFT_OUT]
+        print(found, file=sys.stderr)
+        assert found.chosen
+        assert found.last
+        # The script's own lines are read there.
+        sections = [each for each in found.sections() if each.title not in LEFT_OUT]
     return {
         "answer": "\n\n".join([found.headline(), *map(str, sections)]),
         "remedies": [offer.name for offer in found.chosen.remedies],

@@ -11,21 +11,18 @@ greedy order looks one move ahead, or two where nothing is free and neither save
 
 import functools
 import itertools
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from gpumem.estimation.advice import MARGIN
 from gpumem.estimation.estimate import estimate
+from gpumem.estimation.known_techniques import KNOWN, Technique
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.recipes_to_try import changes
 from gpumem.estimation.search import link_and_bound
-from gpumem.estimation.technique_names import KNOWN
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.figures import html_pages
 from gpumem.hardware import catalogue
@@ -39,55 +36,15 @@ from gpumem.units import format_bytes
 from labkit.lesson.claims import Verdict, all_claims, article_names, format_found, format_value
 from labkit.lesson.results import JudgementRecord, Result, all_recorded, versions_text
 
-#: Fraction of the plain job's peak below which a change counts as none.
+#: Fraction of the plain job's peak below which a change counts as none; late moves have little left
+#: to save, so it is smaller than that of `labkit phantom --fix`.
 LEAST_SAVED = 0.005
 #: Fraction of the plain job's bound below which a move costs nothing.
 LEAST_SLOWER = 0.001
 NOTHING, OPEN = "–", "open"
 PLAIN = Recipe(batch_size=4, seq_len=1024, attention="eager")
-
-
-# --- techniques -----------------------------------------------------------------------------------
-
-Change = Callable[[Recipe, Gpu], Recipe]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Technique:
-    """``change`` makes a recipe with it of one without; None where no recipe can express it."""
-
-    name: str
-    lesson: str
-    effort: str
-    not_when: str
-    change: Change | None = None
-
-
-def _changed(recipe: Recipe, gpu: Gpu, *, fields: Mapping[str, Any]) -> Recipe:
-    """Return ``recipe`` with ``fields``; some depend on the recipe and the GPU."""
-    fields = dict(fields)
-    if fields.get("precision") == "amp":
-        if recipe.precision != "fp32":  # it is in half precision already
-            return recipe
-        fields["precision"] = "amp-bf16" if gpu.bf16_native else "amp-fp16"
-    if "accumulate" in fields:
-        if recipe.accumulate > 1:
-            return recipe
-        if recipe.batch_size % fields["accumulate"]:
-            raise InputError(f"a batch of {recipe.batch_size} has no halves")
-        fields["batch_size"] = recipe.batch_size // fields["accumulate"]
-    return recipe.but(**fields)
-
-
-def _read(
-    recipe: Mapping[str, Any] | None = None, known: str = "", name: str = "", **entry: Any
-) -> Technique:
-    change = None if recipe is None else functools.partial(_changed, fields=recipe)
-    return Technique(change=change, name=KNOWN[known].name if known else name, **entry)
-
-
-_FILE = Path(__file__).with_name("techniques.toml")
-TECHNIQUES = tuple(_read(**each) for each in tomllib.loads(_FILE.read_text("utf-8"))["technique"])
+#: Those that lessons teach.
+TECHNIQUES = tuple(technique for technique in KNOWN.values() if technique.lesson)
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -158,10 +115,8 @@ class TechniqueRow:
 def row(technique: Technique, job: CommonJob) -> TechniqueRow:
     """Return the row of ``technique`` on ``job``, which itself can be simulated."""
     plain = simulated(job, job.recipe)
-    if technique.change is None:
-        return TechniqueRow(technique, plain, refused="no recipe")
     try:
-        recipe = technique.change(job.recipe, job.simulated_gpu)
+        recipe = technique.added(job.recipe, job.simulated_gpu)
         if recipe == job.recipe:
             raise InputError("the job has it already")
         return TechniqueRow(technique, plain, simulated(job, recipe))
@@ -221,7 +176,7 @@ def order_of_adoption(
     where somebody timed it; for the others the bounds say it.
     """
     now = simulated(job, job.recipe)
-    left = [technique for technique in techniques if technique.change]
+    left = [technique for technique in techniques if technique.recipe]
     order: list[Move] = []
     for changed in (False, True):
         while saving := _saving(job, now, left, changed, slower or {}):
@@ -263,7 +218,7 @@ def _moves(
         recipe = now.recipe
         try:
             for technique in techniques:
-                recipe = technique.change(recipe, job.simulated_gpu)
+                recipe = technique.added(recipe, job.simulated_gpu)
             changes_more = bool(set(changes(recipe)) - set(changes(now.recipe)))
             if recipe == now.recipe or recipe.ranks > 1 or changes_more != changed:
                 continue
@@ -285,7 +240,7 @@ def _seconds_after(
         if technique.name in slower:
             seconds *= slower[technique.name]
         else:
-            recipe = technique.change(recipe, job.simulated_gpu)
+            recipe = technique.added(recipe, job.simulated_gpu)
     return seconds * simulated(job, recipe).seconds / simulated(job, now.recipe).seconds
 
 

@@ -10,6 +10,8 @@ What a trial saves into a folder, the next one finds there.
 """
 
 import concurrent.futures
+import itertools
+import linecache
 import os
 import subprocess
 import textwrap
@@ -18,14 +20,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from gpumem.estimation.known_techniques import Effect
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import MARGIN, Gpu
 from gpumem.units import format_bytes
 from phantom_gpu.report import FitReport, Section
-from phantom_gpu.report_records import ARGUMENTS, Edit, Effect, Offer
+from phantom_gpu.report_records import ARGUMENTS, OPTIMIZER, Edit, Offer
 from phantom_gpu.run_script import run_program
+from phantom_gpu.write_edits import missing_imports
 
 ROOMY = 16
+MUCH_SLOWER = 1.5  # than the script as it is; computing every forward pass again takes a third more
 LEAST_SAVED = 0.02  # of what the script reserves; less is not worth a change
 LEAST_STEPS = 3  # an optimizer has its states from the second step on
 EXPANDABLE = "expandable-segments"
@@ -148,7 +153,7 @@ class Fix:
             found.append(Section("Tried, and not offered", lines))
         if self.chosen is not None:
             edits = [edit for offer in self.chosen.remedies for edit in offer.edits]
-            lines = [self._to_write(edit) for edit in edits]
+            lines = [*self._imports(edits), *map(self._to_write, edits)]
             found.append(Section("What to write", lines))
             changes = [offer for offer in self.chosen.remedies if offer.changes != "nothing"]
             if changes:
@@ -156,14 +161,27 @@ class Fix:
                 found.append(Section("What changes in the training", lines))
         return found
 
+    def _imports(self, edits: Sequence[Edit]) -> list[str]:
+        """Return what to write at the top of each file that the edits are in."""
+        found = []
+        for file in dict.fromkeys(edit.line.rpartition(":")[0] for edit in edits if edit.line):
+            text = "".join(linecache.getlines(os.path.join(self.first.folder, file)))
+            here = [edit for edit in edits if edit.line.startswith(f"{file}:")]
+            where = self.first.line(f"{file}:1").rpartition(":")[0]
+            if text and (names := ", ".join(missing_imports(text, here))):
+                found.append(f"{where}, at the top: import {names}")
+        return found
+
     def _to_write(self, edit: Edit) -> str:
-        where = self.first.line(edit.line) if edit.line else "after the model is made"
+        made = "optimizer" if edit.place.kind == OPTIMIZER else "model"
+        where = self.first.line(edit.line) if edit.line else f"the line that makes the {made}"
         if edit.how == "after":
-            return f"{where}, on the next lines:\n{textwrap.indent(edit.code, '    ')}"
+            return f"after {where} write\n{textwrap.indent(edit.code, '    ')}"
         of_trainer = edit.place.kind == ARGUMENTS
         where = {
             "arguments": f"{where}, Trainer's arguments" if of_trainer else f"{where}, in the call",
             "class": f"{where}, the class",
+            "without": f"{where}, in the call leave out",
             "variable": "before the command",
         }[edit.how]
         return f"{where}: {edit.code}"
@@ -282,15 +300,19 @@ class _Search:
                 raise
 
     def _mildest(self) -> Trial | None:
-        """Return the mildest trial that fits, of those of one remedy, else of several."""
+        """Return the trial to choose of those that fit: one remedy that neither trains otherwise
+        nor slows a step much, else several, the mildest first and slow ones last of their kind."""
         assert self.plain is not None
         fitting = [trial for trial in self.alone if self._fits(trial)]
-        if fitting:
-            return min(fitting, key=lambda trial: (trial.effect, _seconds(trial), _size(trial)))
+        mild = [t for t in fitting if t.effect < Effect.TRAINING and not self._slows(t)]
+        if mild:
+            return min(mild, key=_cost)
         helpful = [trial for trial in self.alone if _saved(self.plain, trial) >= LEAST_SAVED]
         best = self.plain
-        for effect in Effect:
-            pool = [trial for trial in helpful if trial.effect == effect]
+        for effect, slow in itertools.product(Effect, (False, True)):
+            pool = [t for t in helpful if t.effect == effect and self._slows(t) is slow]
+            if alone := [trial for trial in pool if trial in fitting]:
+                return min(alone, key=_cost)
             for one in sorted(pool, key=_size):
                 [offer] = one.remedies
                 kept = [each for each in best.remedies if offer.name not in each.excludes]
@@ -300,6 +322,12 @@ class _Search:
                 if self._fits(best):
                     return self._without_needless(best)
         return None
+
+    def _slows(self, trial: Trial) -> bool:
+        """Return whether a step's bound is far above that of the script as it is."""
+        assert self.plain is not None
+        plain, slowed = self.plain.step_seconds, trial.step_seconds
+        return bool(plain and slowed and slowed > MUCH_SLOWER * plain)
 
     def _without_needless(self, trial: Trial) -> Trial:
         """Return a trial that fits with fewer remedies, the strongest left out first."""
@@ -368,8 +396,10 @@ def _size(trial: Trial) -> float:
     return float("inf") if trial.failure else trial.reserved_bytes
 
 
-def _seconds(trial: Trial) -> float:
-    return float("inf") if trial.step_seconds is None else trial.step_seconds
+def _cost(trial: Trial) -> tuple[float, ...]:
+    """Sort key: what changes the training least first, then the fastest, then the smallest."""
+    seconds = float("inf") if trial.step_seconds is None else trial.step_seconds
+    return trial.effect, seconds, trial.reserved_bytes
 
 
 def _saved(plain: Trial | None, trial: Trial) -> float:

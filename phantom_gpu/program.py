@@ -26,6 +26,7 @@ from phantom_gpu.allocator_history import is_librarys, line_of
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
+    CUDA,
     DDP,
     LIGHTNING,
     LOADED,
@@ -133,8 +134,8 @@ class Program:
         self.watch_class(torch.utils.data.DataLoader, LOADER)
         self._watch_batches(torch.utils.data.DataLoader)
         self.watch_class(torch.nn.parallel.DistributedDataParallel, DDP)
-        for name in ("to", "cuda"):
-            self._watch_moves(name)
+        self._watch_moves("to", MOVED)
+        self._watch_moves("cuda", CUDA)
         if any(place.kind == MODEL for place in self._trials):
             self._watch_first_pass()
 
@@ -246,13 +247,13 @@ class Program:
 
         kind.__iter__ = iterate
 
-    def _watch_moves(self, name: str) -> None:
+    def _watch_moves(self, name: str, place: str) -> None:
         plain = getattr(torch.nn.Module, name)
 
         @functools.wraps(plain)
         def move(module: torch.nn.Module, *given: Any, **options: Any) -> torch.nn.Module:
             call = Call(plain, {"given": given, **options})
-            where = self._visit(MOVED, call)
+            where = self._visit(place, call)
             moved = plain(module, *call.named.pop("given"), **call.named)
             moved = self._changed(call, moved)
             if where is not None:
@@ -313,6 +314,10 @@ class Program:
         chooses = getattr(library, "_supports_sdpa", False)
         layer, layers = repeated(model)
         kinds = {type(each).__name__ for each in (module, *model.modules())}
+        given = list(tensors_in(inputs))  # not by name
+        whole = getattr(library, "main_input_name", "") == "input_ids"
+        if given:
+            whole = not any(tensor.is_floating_point() for tensor in given)
         sharded = any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in parameters)
         return ModelFacts(
             name=type(model).__name__,
@@ -329,7 +334,7 @@ class Program:
             chunks=has_chunked_loss(model),
             training=model.training,
             parallel=sharded or "FullyShardedDataParallel" in kinds or "DeepSpeedEngine" in kinds,
-            whole_numbers=not any(t.is_floating_point() for t in tensors_in(inputs)),
+            whole_numbers=whole,
             made=tuple(dict.fromkeys(made)),
             parameters=numbers,
         )

@@ -11,6 +11,7 @@ own with one optimizer; the loss in chunks, a causal model of transformers with 
 
 import functools
 import inspect
+import linecache
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from typing import Any
 
 import torch
 
+from gpumem.estimation.known_techniques import KNOWN
 from gpumem.estimation.recipe import LORA_RANK
-from gpumem.estimation.technique_names import KNOWN
+from gpumem.estimation.techniques import OPTIMIZERS
 from phantom_gpu.program import (
     Call,
     ModelFacts,
@@ -31,6 +33,7 @@ from phantom_gpu.program import (
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
+    CUDA,
     DDP,
     ENVIRONMENT,
     LIGHTNING,
@@ -41,19 +44,18 @@ from phantom_gpu.report_records import (
     OPTIMIZER,
     TRL,
     Edit,
-    Effect,
     Offer,
     Place,
 )
+from phantom_gpu.write_edits import variable
 
 CHUNK_TOKENS = 1024
 ALLOCATOR_VARIABLE, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 _ADAM = ("Adam", "AdamW")
 _ADAMS_ARGUMENTS = ("lr", "betas", "eps", "weight_decay")
-_SDPA_CODE = 'model.set_attn_implementation("sdpa")'
 Change = Callable[[Any, Program], None]  # of a Call, or of a model
-Code = Callable[[Program, Place], str]
+Code = Callable[[Program, Place, str], str]  # with the name of the variable that it is about
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Remedy:
-    """``applies`` is asked of a program and its largest model. Each of ``ways`` has all changes
-    that make the remedy, by kind of place; the most fitting is the first. ``excludes`` names others
-    that cannot be made beside it."""
+    """``name`` is its key in `KNOWN`, ``applies`` is asked of a program and its largest model. Each
+    of ``ways`` has all changes that make the remedy, by kind of place; the most fitting is the
+    first. ``excludes`` names others that cannot be made beside it."""
 
     name: str
-    what: str
-    effect: Effect
-    changes: str
     applies: Callable[[Program, ModelFacts], bool]
     ways: tuple[dict[str, Way], ...]
     excludes: tuple[str, ...] = ()
@@ -92,9 +91,10 @@ def offers(program: Program) -> list[Offer]:
         edits = []
         for kind, each in way.items():
             place = _place(program, model, kind)
-            for how, code in each.codes.items():
-                edits.append(Edit(place, _line(model, place), how, code(program, place)))
-        about = remedy.name, remedy.what, remedy.effect, remedy.changes
+            parts = (_edit(program, model, place, *code) for code in each.codes.items())
+            edits += filter(lambda edit: edit.code, parts)
+        known = KNOWN[remedy.name]
+        about = remedy.name, known.name, known.effect, known.in_training
         found.append(Offer(*about, tuple(edits), _excluded(remedy)))
     return found
 
@@ -118,7 +118,7 @@ def _excluded(remedy: Remedy) -> tuple[str, ...]:
 
 def _place(program: Program, model: ModelFacts, kind: str) -> Place | None:
     """Return the place of a kind that decides how ``model`` is trained."""
-    if kind in (LOADED, MOVED):
+    if kind in (LOADED, MOVED, CUDA):
         return next((place for place in model.made if place.kind == kind), None)
     if kind in (MODEL, ENVIRONMENT):
         return Place(kind, model.name if kind == MODEL else "")
@@ -129,10 +129,17 @@ def _place(program: Program, model: ModelFacts, kind: str) -> Place | None:
     return program.first(kind)
 
 
-def _line(model: ModelFacts, place: Place) -> str:
+def _edit(program: Program, model: ModelFacts, place: Place, how: str, code: Code) -> Edit:
+    at, name = place, "optimizer" if place.kind == OPTIMIZER else "model"
     if place.kind == MODEL:
-        return next((each.line for each in reversed(model.made)), "")
-    return place.line
+        at = next(reversed(model.made), Place(MODEL, ""))
+    line = at.line
+    if how == "after":
+        file, _, number = line.rpartition(":")
+        text = "".join(linecache.getlines(file))
+        held_by = variable(text, int(number), at.kind) if text else ""
+        line, name = line if held_by else "", held_by or name
+    return Edit(place, line, how, code(program, place, name))
 
 
 # --- ways -----------------------------------------------------------------------------------------
@@ -157,7 +164,7 @@ def _computed(values: Callable[[dict[str, Any]], dict[str, Any]]) -> Way:
     def change(call: Call, _: Program) -> None:
         call.named.update(values(call.named))
 
-    def code(program: Program, place: Place) -> str:
+    def code(program: Program, place: Place, name: str) -> str:
         return _written(values(program.calls[place]))
 
     return Way(change, {"arguments": code})
@@ -176,7 +183,8 @@ def _on_model(change: Callable[[torch.nn.Module], Any], code: Code) -> tuple[dic
         change(model)
 
     after = Way(made, {"after": code})
-    return {LOADED: after}, {MOVED: after}, {MODEL: Way(first_pass, {"after": code})}
+    by_kind = ({LOADED: after}, {MOVED: after}, {CUDA: after})
+    return *by_kind, {MODEL: Way(first_pass, {"after": code})}
 
 
 def _source(function: Callable) -> str:
@@ -188,6 +196,10 @@ def _source(function: Callable) -> str:
 
 def _fused_attention(model: torch.nn.Module) -> None:
     model.set_attn_implementation("sdpa")
+
+
+def _sdpa_code(program: Program, place: Place, name: str) -> str:
+    return f'{name}.set_attn_implementation("sdpa")'
 
 
 def checkpoint_blocks(model: torch.nn.Module, name: str) -> None:
@@ -208,11 +220,11 @@ def _checkpoint(model: torch.nn.Module) -> None:
         checkpoint_blocks(model, repeated(model)[0])
 
 
-def _checkpoint_code(program: Program, _: Place) -> str:
+def _checkpoint_code(program: Program, place: Place, name: str) -> str:
     model = program.main_model()
     if model.switch:
-        return f'model.{model.switch}({{"use_reentrant": False}})'
-    return f'{_source(checkpoint_blocks)}\n\ncheckpoint_blocks(model, "{model.layer}")'
+        return f'{name}.{model.switch}({{"use_reentrant": False}})'
+    return f'{_source(checkpoint_blocks)}\n\n\ncheckpoint_blocks({name}, "{model.layer}")'
 
 
 def _checkpoint_argument(fields: dict[str, Any]) -> dict[str, Any]:
@@ -246,8 +258,10 @@ def _chunk(model: torch.nn.Module) -> None:
     plain.forward = functools.partial(loss_in_chunks, plain)
 
 
-def _chunk_code(*_: Any) -> str:
-    lines = "from functools import partial\n\nmodel.forward = partial(loss_in_chunks, model)"
+def _chunk_code(program: Program, place: Place, name: str) -> str:
+    if place.kind == MODEL and program.main_model().name.startswith("Peft"):
+        name = f"{name}.get_base_model()"
+    lines = f"from functools import partial\n\n{name}.forward = partial(loss_in_chunks, {name})"
     return f"{_source(loss_in_chunks)}\n\n\n{lines}"
 
 
@@ -267,8 +281,8 @@ def activations_on_host(model: torch.nn.Module) -> None:
     model.forward = on_host
 
 
-def _offload_code(*_: Any) -> str:
-    return f"{_source(activations_on_host)}\n\n\nactivations_on_host(model)"
+def _offload_code(program: Program, place: Place, name: str) -> str:
+    return f"{_source(activations_on_host)}\n\n\nactivations_on_host({name})"
 
 
 def _autocast_dtype() -> torch.dtype:
@@ -279,11 +293,17 @@ def _autocast(model: torch.nn.Module) -> None:
     model.forward = torch.autocast("cuda", _autocast_dtype())(model.forward)
 
 
-def _autocast_code(*_: Any) -> str:
-    text = f'model.forward = torch.autocast("cuda", {_autocast_dtype()})(model.forward)'
+def _autocast_code(program: Program, place: Place, name: str) -> str:
+    text = f'{name}.forward = torch.autocast("cuda", {_autocast_dtype()})({name}.forward)'
     if _autocast_dtype() is torch.float16:
         text += "\n# and scale the loss, or small gradients are lost: torch.amp.GradScaler()"
     return text
+
+
+_TO_BF16 = Way(
+    lambda call, _: call.after.append(lambda model: model.to(torch.bfloat16)),
+    {"after": lambda _, __, name: f"{name}.to(torch.bfloat16)"},
+)
 
 
 def _amp(_: dict[str, Any]) -> dict[str, Any]:
@@ -336,10 +356,9 @@ def _qlora(call: Call, program: Program) -> None:
     call.after.append(_adapters)
 
 
-_LORA_CODE = f"""\
-from peft import LoraConfig, get_peft_model
-
-model = get_peft_model(model, {_LORA})"""
+def _lora_code(program: Program, place: Place, name: str) -> str:
+    lines = "from peft import LoraConfig, get_peft_model\n\n"
+    return f"{lines}{name} = get_peft_model({name}, {_LORA})"
 
 
 def _qlora_code(*_: Any) -> str:
@@ -363,7 +382,10 @@ def _becomes(path: str, kept: tuple[str, ...]) -> Way:
         call.kind = getattr(__import__(package, fromlist=[name]), name)
         call.named = {key: call.named[key] for key in ("params", *kept) if key in call.named}
 
-    return Way(change, {"class": lambda *_: path})
+    def needless(program: Program, place: Place, name: str) -> str:
+        return ", ".join(key for key in program.calls[place] if key not in ("params", *kept))
+
+    return Way(change, {"class": lambda *_: path, "without": needless})
 
 
 def step_in_backward(optimizer):
@@ -385,13 +407,19 @@ def step_in_backward(optimizer):
 
 
 def every_second_step(optimizer):
-    """Have two batches make one step. Divide the loss by 2 beside it."""
+    """Have two batches make one step, with the mean of their gradients."""
     step, zero_grad, batches = optimizer.step, optimizer.zero_grad, 0
 
     def step_or_not(*given, **options):
         nonlocal batches
         batches += 1
-        return step(*given, **options) if batches % 2 == 0 else None
+        if batches % 2 == 1:
+            return None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad /= 2
+        return step(*given, **options)
 
     def zero_or_not(*given, **options):
         if batches % 2 == 0:
@@ -404,8 +432,10 @@ def _on_optimizer(function: Callable[[torch.optim.Optimizer], None]) -> Way:
     def change(call: Call, _: Program) -> None:
         call.after.append(function)
 
-    text = f"{_source(function)}\n\n\n{function.__name__}(optimizer)"
-    return Way(change, {"after": lambda *_: text})
+    def code(program: Program, place: Place, name: str) -> str:
+        return f"{_source(function)}\n\n\n{function.__name__}({name})"
+
+    return Way(change, {"after": code})
 
 
 def _half_batch(fields: dict[str, Any]) -> dict[str, Any]:
@@ -496,71 +526,49 @@ def _stores_activations(program: Program, model: ModelFacts) -> bool:
     return not (program.first(TRL) or model.parallel)  # TRL has its own way
 
 
-def _known(name: str, effect: Effect, *rest: Any, **more: Any) -> Remedy:
-    """Return a remedy that others know, too, by its common name."""
-    known = KNOWN[name]
-    return Remedy(name, known.name, effect, known.in_training or "nothing", *rest, **more)
-
-
 REMEDIES = (
     Remedy(
         "expandable-segments",
-        "segments that grow (expandable_segments)",
-        Effect.NOTHING,
-        "nothing",
         lambda *_: "expandable_segments" not in os.environ.get(ALLOCATOR_VARIABLE, ""),
         ({ENVIRONMENT: _VARIABLE},),
     ),
-    _known(
+    Remedy(
         "fused-attention",
-        Effect.NOTHING,
         lambda _, model: model.attention == "eager",
         (
             {LOADED: _arguments(attn_implementation="sdpa")},
-            *_on_model(_fused_attention, lambda *_: _SDPA_CODE),
+            *_on_model(_fused_attention, _sdpa_code),
         ),
     ),
     Remedy(
         "fused-optimizer",
-        "the update of all weights in one kernel",
-        Effect.NOTHING,
-        "nothing",
         _updates_by_many_kernels,
         ({ARGUMENTS: _arguments(optim="adamw_torch_fused")}, {OPTIMIZER: _arguments(fused=True)}),
         excludes=("8bit-adam", "adafactor", "step-in-backward"),
     ),
     Remedy(
         "one-by-one",
-        "one weight's update after the other (foreach=False)",
-        Effect.NOTHING,
-        "nothing",
         _updates_all_at_once,
         ({OPTIMIZER: _arguments(foreach=False)},),
         excludes=("8bit-adam", "adafactor", "step-in-backward"),
     ),
     Remedy(
         "bucket-views",
-        "gradients that are views of DDP's buckets",
-        Effect.NOTHING,
-        "nothing",
         lambda program, _: not _values(program, DDP).get("gradient_as_bucket_view"),
         ({DDP: _arguments(gradient_as_bucket_view=True)},),
     ),
-    _known(
+    Remedy(
         "chunked-loss",
-        Effect.NOTHING,
         lambda program, model: model.chunks and not (program.first(TRL) or model.parallel),
         _on_model(_chunk, _chunk_code),
     ),
-    _known(
+    Remedy(
         "checkpointing",
-        Effect.NOTHING,
         lambda program, model: model.layers > 1 and not (model.checkpoints or program.recomputes),
         ({ARGUMENTS: _computed(_checkpoint_argument)}, *_on_model(_checkpoint, _checkpoint_code)),
     ),
-    _known(
+    Remedy(
         "half-rows",
-        Effect.NOTHING,
         _has_rows,
         (
             {ARGUMENTS: _computed(_half_batch)},
@@ -569,22 +577,19 @@ REMEDIES = (
         ),
         excludes=("step-in-backward",),
     ),
-    _known(
+    Remedy(
         "offload-activations",
-        Effect.NOTHING,
         _stores_activations,
         _on_model(activations_on_host, _offload_code),
         excludes=("checkpointing",),
     ),
-    _known(
+    Remedy(
         "step-in-backward",
-        Effect.NOTHING,
         _has_a_plain_loop,
         ({OPTIMIZER: _on_optimizer(step_in_backward)},),
     ),
-    _known(
+    Remedy(
         "autocast",
-        Effect.ROUNDING,
         _computes_in_fp32,
         (
             {ARGUMENTS: _computed(_amp)},
@@ -594,46 +599,45 @@ REMEDIES = (
         ),
         excludes=("bf16",),
     ),
-    _known(
+    Remedy(
         "8bit-adam",
-        Effect.ROUNDING,
         lambda *facts: _updates_by_adam(*facts) and is_installed("bitsandbytes"),
         (
             {ARGUMENTS: _arguments(optim="adamw_8bit")},
-            {OPTIMIZER: _becomes("bitsandbytes.optim.AdamW8bit", _ADAMS_ARGUMENTS)},
+            {OPTIMIZER: _becomes(OPTIMIZERS["adamw8bit"], _ADAMS_ARGUMENTS)},
         ),
         excludes=("adafactor",),
     ),
-    _known(
+    Remedy(
         "bf16",
-        Effect.TRAINING,
         lambda *facts: _trains_all_in_fp32(*facts) and _autocast_dtype() is torch.bfloat16,
-        ({LOADED: _arguments(dtype=torch.bfloat16)}, {MOVED: _arguments(dtype=torch.bfloat16)}),
+        (
+            {LOADED: _arguments(dtype=torch.bfloat16)},
+            {MOVED: _arguments(dtype=torch.bfloat16)},
+            {CUDA: _TO_BF16},
+        ),
     ),
-    _known(
+    Remedy(
         "adafactor",
-        Effect.TRAINING,
         _updates_by_adam,
         (
             {ARGUMENTS: _arguments(optim="adafactor")},
-            {OPTIMIZER: _becomes("torch.optim.Adafactor", ("lr", "weight_decay"))},
+            {OPTIMIZER: _becomes(OPTIMIZERS["adafactor"], ("lr", "weight_decay"))},
         ),
     ),
-    _known(
+    Remedy(
         "lora",
-        Effect.TRAINING,
         _trains_a_pretrained_model,
         (
             {TRL: Way(_lora_for_trl, {"arguments": lambda *_: f"peft_config={_LORA}"})},
-            {LOADED: Way(_lora, {"after": lambda *_: _LORA_CODE})},
+            {LOADED: Way(_lora, {"after": _lora_code})},
         ),
         excludes=("8bit-adam", "adafactor", "step-in-backward", "bf16"),
     ),
-    _known(
+    Remedy(
         "qlora",
-        Effect.TRAINING,
         lambda *facts: _trains_a_pretrained_model(*facts) and is_installed("bitsandbytes"),
-        ({LOADED: Way(_qlora, {"arguments": _qlora_code, "after": lambda *_: _LORA_CODE})},),
+        ({LOADED: Way(_qlora, {"arguments": _qlora_code, "after": _lora_code})},),
         excludes=("lora", "8bit-adam", "adafactor", "step-in-backward", "bf16"),
     ),
 )

@@ -5,6 +5,7 @@ HTML. All GPUs are in one table; the rest is about the one that ran out of memor
 which the most was reserved.
 """
 
+import linecache
 import os
 import re
 import textwrap
@@ -32,6 +33,7 @@ from phantom_gpu.report_records import (
 HANG_SECONDS = 120.0
 MOST_ROWS, MOST_OF_ERROR = 5, 600
 MISSING = "-"
+LEAST_SHARE = 1 / 1000  # of the peak; who holds less is not named
 #: Below it a bound of a step's seconds says nothing: starting its kernels takes longer.
 LEAST_SECONDS = 1e-3
 LEAST_PINNED_BYTES = 64 * MIB
@@ -281,11 +283,13 @@ class FitReport:
         return list({(each.kind, each.place): each for each in reversed(every)}.values())[::-1]
 
     def mistakes_named(self) -> list[Section]:
-        """Return the section about mistakes, if there are any."""
-        lines = [
-            f"{self.line(each.place)}: {each.says}" if each.place else each.says
-            for each in self.mistakes()
-        ]
+        """Return the section about mistakes, if there are any, each with its line's code."""
+        lines = []
+        for each in self.mistakes():
+            file, _, number = each.place.rpartition(":")
+            lines.append(f"{self.line(each.place)}: {each.says}" if file else each.says)
+            if code := file and linecache.getline(os.path.join(self.folder, file), int(number)):
+                lines[-1] += f"\n    {code.strip()}"
         return [Section("Mistakes", lines)] if lines else []
 
     def _every_gpu(self) -> Section:
@@ -309,7 +313,7 @@ class FitReport:
             "Made of": ", ".join(
                 f"{name} {format_bytes(nbytes)}"
                 for name, nbytes in gpu.made_of.items()
-                if nbytes > gpu.peak_allocated_bytes / (100 if name == ROUNDING else 1000)
+                if nbytes > LEAST_SHARE * (10 if name == ROUNDING else 1) * gpu.peak_allocated_bytes
             ),
             "Steps": _steps(answer),
         }
@@ -352,7 +356,8 @@ class FitReport:
 
     def _holders(self, gpu: GpuReport, most: int | None) -> Section:
         peak = gpu.peak_allocated_bytes
-        rows = [(h.nbytes, f"{h.blocks}", _what(h), self._place(h)) for h in gpu.holders[:most]]
+        holders = [each for each in gpu.holders if each.nbytes >= LEAST_SHARE * peak]
+        rows = [(h.nbytes, f"{h.blocks}", _what(h), self._place(h)) for h in holders[:most]]
         rest = peak - sum(nbytes for nbytes, *_ in rows)
         if rest:
             rows.append((rest, MISSING, MISSING, "all others, and rounding"))

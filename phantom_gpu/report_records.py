@@ -5,14 +5,14 @@ where no PyTorch is loaded.
 """
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, NamedTuple
 
+from gpumem.estimation.known_techniques import Effect
 from gpumem.trace import WITHOUT_GRADIENTS, Phase, Timeline
 
 #: Kinds of places; the model itself is one, before its first training pass.
-ARGUMENTS, LOADED, MOVED, OPTIMIZER, LOADER, DDP = (
-    "arguments", "loaded", "moved", "optimizer", "loader", "ddp",
+ARGUMENTS, LOADED, MOVED, CUDA, OPTIMIZER, LOADER, DDP = (
+    "arguments", "loaded", "moved", "cuda", "optimizer", "loader", "ddp",
 )  # fmt: skip
 ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT = (
     "accelerator", "lightning", "trl", "model", "environment",
@@ -151,15 +151,6 @@ class Place(NamedTuple):
     line: str
 
 
-class Effect(IntEnum):
-    """What a remedy changes in the training, the mildest first."""
-
-    NOTHING, ROUNDING, TRAINING = range(3)
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
 @dataclass(frozen=True)
 class Edit:
     """What to write for a remedy.
@@ -167,8 +158,9 @@ class Edit:
     Attributes:
         place: where it is tried.
         line: ``file:line`` where ``code`` belongs; empty where that is not known.
-        how: ``"arguments"`` that the call there gets, the ``"class"`` that is called in place of
-            its own, statements that come ``"after"`` it, or a ``"variable"`` of the environment.
+        how: ``"arguments"`` that the call there gets, those that it goes ``"without"``, the
+            ``"class"`` that is called in place of its own, statements that come ``"after"`` it, or
+            a ``"variable"`` of the environment.
         code: that text.
     """
 

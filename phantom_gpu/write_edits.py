@@ -13,6 +13,7 @@ from gpumem.inputs import InputError
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
+    CUDA,
     DDP,
     LIGHTNING,
     LOADED,
@@ -28,7 +29,8 @@ from phantom_gpu.report_records import (
 _CALLED = {
     ARGUMENTS: ("TrainingArguments", "SFTConfig"),
     LOADED: ("from_pretrained",),
-    MOVED: ("to", "cuda"),
+    MOVED: ("to",),
+    CUDA: ("cuda",),
     OPTIMIZER: (
         *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon"),
         *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
@@ -39,6 +41,8 @@ _CALLED = {
     ACCELERATOR: ("Accelerator",),
     LIGHTNING: ("Trainer",),
 }
+#: Methods that return what they are called on.
+_SAME = ("to", "cuda", "train", "eval", "float", "half", "bfloat16", "requires_grad_")
 #: Names that the code of edits begins with.
 _PACKAGES = {"bitsandbytes", "torch", "transformers"}
 
@@ -108,15 +112,45 @@ def written(text: str, offers: Iterable[Offer]) -> str:
     return code.decode()
 
 
-def _imports(script: _Text, edits: Sequence[Edit]) -> list[_Change]:
-    """Return imports of the packages that edits name and the script does not import."""
+def variable(text: str, line: int, kind: str) -> str:
+    """Return the variable that holds what the call of this kind of place at a line has made or
+    moved; empty if none does, or if the text is not what runs."""
+    try:
+        statement = _Text(text).statement(line)
+    except (SyntaxError, ValueError):  # a notebook's cell; a file that has changed since
+        return ""
+    value, called = getattr(statement, "value", None), []
+    while isinstance(value, ast.Call):
+        called.append(ast.unparse(value.func).rpartition(".")[2])
+        if called[-1] not in _SAME:
+            break
+        value = value.func.value
+    if not set(called) & set(_CALLED[kind]):
+        return ""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        value = statement.targets[0]
+    elif not isinstance(statement, ast.Expr):
+        return ""
+    return ast.unparse(value) if isinstance(value, ast.Name | ast.Attribute) else ""
+
+
+def missing_imports(text: str, edits: Iterable[Edit]) -> list[str]:
+    """Return the packages that edits name and the script does not import."""
+    return _missing(_Text(text), edits)
+
+
+def _missing(script: _Text, edits: Iterable[Edit]) -> list[str]:
     nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Import)]
     there = {alias.asname or alias.name for node in nodes for alias in node.names}
-    used = {name for edit in edits for name in re.findall(r"\b(\w+)\.", edit.code)}
-    missing = sorted((used & _PACKAGES) - there)
+    codes = (re.sub(r"(?m)^ *from .*$", "", edit.code) for edit in edits)
+    used = {name for code in codes for name in re.findall(r"\b(\w+)\.", code)}
+    return sorted((used & _PACKAGES) - there)
+
+
+def _imports(script: _Text, edits: Sequence[Edit]) -> list[_Change]:
     later = [node for node in script.tree.body if not _is_first(node)]
     start = script.start(later[0])
-    return [_Change(start, start, f"import {name}\n") for name in missing]
+    return [_Change(start, start, f"import {name}\n") for name in _missing(script, edits)]
 
 
 def _is_first(node: ast.stmt) -> bool:
@@ -137,6 +171,8 @@ def _changes(script: _Text, edit: Edit) -> Sequence[_Change]:
     if edit.how == "class":
         return [_Change(script.start(call.func), script.end(call.func), edit.code)]
     old = {keyword.arg: keyword for keyword in call.keywords}
+    if edit.how == "without":
+        return [_left_out(script, call, old, name) for name in edit.code.split(", ")]
     changes, new = [], []
     for keyword in ast.parse(f"f({edit.code})", mode="eval").body.keywords:
         value = ast.unparse(keyword.value)
@@ -152,3 +188,15 @@ def _changes(script: _Text, edit: Edit) -> Sequence[_Change]:
             end = last + re.match(rb"(?:\s*\))*", script.code[last:end]).end()
         changes.append(_Change(end, end, ", " * bool(parts) + ", ".join(new)))
     return changes
+
+
+def _left_out(script: _Text, call: ast.Call, named: dict[str, ast.keyword], name: str) -> _Change:
+    if name not in named:
+        raise InputError(f"{ast.unparse(call)} has no argument {name} by name to leave out")
+    keyword = named[name]
+    end = script.end(keyword)
+    behind = re.match(rb"\s*,\s*", script.code[end:])
+    if behind:
+        return _Change(script.start(keyword), end + behind.end(), "")
+    before = re.search(rb"(?:,\s*)?$", script.code[: script.start(keyword)])
+    return _Change(before.start(), end, "")

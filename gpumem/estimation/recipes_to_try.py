@@ -17,8 +17,8 @@ import contextlib
 import itertools
 from typing import Any
 
+from gpumem.estimation.known_techniques import KNOWN
 from gpumem.estimation.recipe import LORA_RANK, Recipe
-from gpumem.estimation.technique_names import KNOWN
 from gpumem.estimation.weight_shapes import Shapes
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError

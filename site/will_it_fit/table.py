@@ -29,8 +29,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from gpumem.estimation.generation import Serving
+from gpumem.estimation.known_techniques import KNOWN
 from gpumem.estimation.recipe import Recipe
-from gpumem.estimation.technique_names import KNOWN
 from gpumem.files import SOURCE, read_file
 from gpumem.inputs import InputError, read_record
 from gpumem.runs import Bytes
@@ -66,6 +66,10 @@ _OPTIMIZERS = {
     "adamw8bit": "8-bit AdamW",
     "adafactor": "Adafactor",
 }
+_TECHNIQUES = (
+    *("checkpointing", "chunked-loss", "step-in-backward"),
+    *("offload-activations", "offload-optimizer", "offload-weights"),
+)
 _ADAPTERS = {None: "LoRA", "nf4": "QLoRA", "nf4-double": "QLoRA, double quantization"}
 
 
@@ -241,17 +245,11 @@ def table() -> FitTable:
 
 def techniques(recipe: Recipe) -> list[str]:
     """Return what a way adds to its kind of training to take less memory."""
-    known = {
-        "checkpointing": recipe.checkpointing,
-        "chunked-loss": recipe.chunked_loss,
-        "step-in-backward": recipe.optimizer_in_backward,
-        f"offload-{recipe.offload}": recipe.offload != "none",
-    }
     others = {
         "eager attention": recipe.attention == "eager",
         f"FSDP2 over {recipe.ranks}": recipe.ranks > 1,
     }
-    names = [KNOWN[technique].name for technique, on in known.items() if on]
+    names = [KNOWN[technique].name for technique in _TECHNIQUES if KNOWN[technique].is_in(recipe)]
     return names + [name for name, on in others.items() if on]
 
 

@@ -17,9 +17,9 @@ from phantom_gpu.write_edits import written
 
 LOOP = """
 for batch in DataLoader(torch.rand(64, 1024), batch_size=16):
-    model(batch.cuda()).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    net(batch.cuda()).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
 """
 BLOCKS = """
 import torch
@@ -35,8 +35,8 @@ class Block(torch.nn.Module):
     def forward(self, x):
         return x + self.layers(x)
 
-model = torch.nn.Sequential(*[Block() for _ in range(4)]).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+net = torch.nn.Sequential(*[Block() for _ in range(4)]).cuda()
+opt = torch.optim.AdamW(net.parameters(), betas=(0.9, 0.95), lr=1e-4)
 """ + LOOP.replace("16", "2048").replace("64", "8192")
 GPT2 = """
 import torch
@@ -157,10 +157,10 @@ from torch.utils.data import DataLoader
 
 torch.distributed.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])
-model.to("cuda")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model = DistributedDataParallel(model)
+net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])
+net.to("cuda")
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+net = DistributedDataParallel(net)
 """
     + LOOP
     + """
@@ -261,7 +261,12 @@ def test_each_remedy_of_a_library_takes_what_the_script_with_its_lines_takes(
 
 
 def test_one_update_after_the_other_makes_no_temporaries_of_all_weights(run):
-    text = BLOCKS.replace("AdamW", "RMSprop").replace("2048", "64").replace("8192", "256")
+    text = (
+        BLOCKS.replace("AdamW", "RMSprop")
+        .replace("betas=(0.9, 0.95), ", "")
+        .replace("2048", "64")
+        .replace("8192", "256")
+    )
     plain, _ = run(text)
     [offer] = [each for each in plain.answers[0].remedies if each.name == "one-by-one"]
     tried, _ = run(text, trials=orders([offer]))
@@ -272,6 +277,24 @@ def test_one_update_after_the_other_makes_no_temporaries_of_all_weights(run):
     saved_bytes -= tried.answers[0].gpus[0].peak_allocated_bytes
     assert saved_bytes == pytest.approx(weights_bytes, rel=0.2)  # but the one that it works on
     assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes
+
+
+@pytest.mark.parametrize("move", ['to("cuda")', "cuda()"])
+def test_weights_are_bf16_from_where_they_are_moved(run, move):
+    text = GPT2.replace('to("cuda")', move)
+    plain, _ = run(text, steps=3)
+    [offer] = [each for each in plain.answers[0].remedies if each.name == "bf16"]
+    tried, _ = run(text, trials=orders([offer]), steps=3)
+    mended, _ = run(written(text, [offer]), steps=3)
+    assert tried.peak_reserved_bytes == mended.peak_reserved_bytes
+    assert tried.peak_reserved_bytes < 0.98 * plain.peak_reserved_bytes
+
+
+def test_bf16_weights_are_not_offered_where_inputs_are_fp32(run):
+    plain, _ = run(VIT, steps=3)
+    names = {offer.name for offer in plain.answers[0].remedies}
+    assert "checkpointing" in names
+    assert "bf16" not in names
 
 
 def test_what_is_chosen_is_the_mildest_that_fits_and_is_tried_on_the_gpu_itself(fixed):

@@ -279,3 +279,4 @@ def test_text_data_and_page_begin_with_the_mistakes(tmp_path):
     soup = BeautifulSoup((tmp_path / "page.html").read_text(), "html.parser")
     assert soup.find("h2", id="part1").get_text() == "Mistakes"
     assert answer["mistakes"][0]["says"] in soup.get_text()
+    assert soup.find("pre").get_text().strip().startswith("loss = head(hidden).sum()")

@@ -9,6 +9,7 @@ import pytest
 from lesson_files import result, run
 
 from gpumem.estimation.estimate import estimate
+from gpumem.estimation.known_techniques import Technique
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.inputs import InputError
 from gpumem.models.config import find_config
@@ -20,7 +21,6 @@ from labkit.cheat_sheet import (
     CommonJob,
     Figures,
     RecordedVerdict,
-    Technique,
     Trial,
     build,
     gather,
@@ -121,13 +121,6 @@ _FIELDS = {
 }
 
 
-def technique(name):
-    def change(recipe, gpu):
-        return recipe.but(**_FIELDS[name])
-
-    return Technique(name=name, lesson="00", change=change, effort="", not_when="Never.")
-
-
 def made_up(monkeypatch, measure, slower=None):
     """Simulations that ``measure`` makes of the names that are on: peak in GiB, seconds."""
 
@@ -137,7 +130,8 @@ def made_up(monkeypatch, measure, slower=None):
         return Figures(recipe, run_of(peak * GIB), True, seconds)
 
     monkeypatch.setattr(cheat_sheet, "simulated", simulated)
-    return order_of_adoption(CommonJob(model="made up"), [technique(n) for n in _FIELDS], slower)
+    techniques = [Technique(name=name, recipe=fields) for name, fields in _FIELDS.items()]
+    return order_of_adoption(CommonJob(model="made up"), techniques, slower)
 
 
 def free_first(on):

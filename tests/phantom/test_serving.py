@@ -8,6 +8,7 @@ from conftest import left
 import labkit as lab
 from gpumem.hardware import cuda, this_machine
 from gpumem.models.catalogue import config
+from gpumem.units import MIB
 
 #: Short prompts and long answers, whose peak is in decoding; long prompts, whose peak is not.
 LONG_ANSWER, LONG_PROMPT = (
@@ -91,6 +92,24 @@ def test_so_many_users_fit_and_one_more_runs_out_of_memory(on_phantom, tmp_path)
     most = found.most_users()
     said = on_phantom("t4", script, most, most + 1)
     assert said.split()[-2:] == ["True", "False"], most
+
+
+@pytest.mark.nightly
+def test_a_70b_in_four_bits_on_48_gb(on_phantom, tmp_path):
+    """What is reserved differs by segments of the loading: seven of 2 MiB, of 41 GiB."""
+    kind = {"users": 1, "prompt_tokens": 300, "new_tokens": 24, "quantize": "nf4"}
+    script = tmp_path / "answer.py"
+    script.write_text(
+        "import labkit as lab\n"
+        f"job = lab.generation('Llama-3.1-70B', **{kind})\n"
+        "run = lab.measure(job, steps=1, track=False)\n"
+        "print(run.peak_bytes, run.reserved_bytes)\n"
+    )
+    allocated, reserved = map(int, on_phantom("l40s", script).split()[-2:])
+    found = lab.serve("Llama-3.1-70B", gpu="l40s", **kind)
+    assert found.fits
+    assert found.peak_allocated_bytes == allocated
+    assert abs(found.peak_reserved_bytes - reserved) <= 16 * MIB
 
 
 def test_a_plain_call_takes_the_same():

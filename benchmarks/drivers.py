@@ -40,6 +40,23 @@ QWEN35 = {
     "linear_num_value_heads": 16,
     "tie_word_embeddings": True,
 }
+#: https://huggingface.co/meta-llama/Llama-2-7b-hf, as transformers of 2023 reads it.
+LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "float16",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
 SIZES = {
     "Qwen3.5-0.8B": {"hidden_size": 1024, "intermediate_size": 3584},
     "Qwen3.5-2B": {"hidden_size": 2048, "intermediate_size": 6144},
@@ -145,16 +162,88 @@ def fakegpu(checkout: Path, cases: list[dict[str, Any]], answers: TextIO) -> Non
         runpy.run_path(str(checkout / "verification" / case["script"]), run_name="__main__")
 
 
+def optimum(checkout: Path, cases: list[dict[str, Any]], answers: TextIO) -> None:
+    """Load a model, run it and let it generate, as optimum-benchmark does at that commit.
+
+    Its steps (backends/pytorch/backend.py, benchmarks/inference/benchmark.py): the model is loaded
+    on the GPU; prompts are read in ten runs and as many as take ten seconds, which are two here,
+    since all are equal, and once more; then three times answers are generated. The most of the last
+    run of each kind is the figure. The checkpoint is of sparse files with its two shards' tensors.
+    """
+    import transformers
+
+    case = cases[0]
+    torch.set_grad_enabled(False)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_2_7B))
+        settings = transformers.AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(settings)
+        shards = sparse_shards(model, Path(folder), 10_000_000_000)
+        index = {"metadata": {}, "weight_map": shards}
+        (Path(folder) / "model.safetensors.index.json").write_text(json.dumps(index))
+        with torch.device("cuda"):
+            loaded = transformers.AutoModelForCausalLM.from_pretrained
+            model = loaded(folder, torch_dtype=torch.float16).eval()
+    tokens = torch.ones(case["users"], case["prompt_tokens"], dtype=torch.int64, device="cuda")
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    new_tokens = dict.fromkeys(("max_new_tokens", "min_new_tokens"), case["new_tokens"])
+    kept = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "num_beams": 1}
+    ways = {
+        "forward": lambda: model(**inputs),
+        "generate": lambda: model.generate(**inputs, **new_tokens, **kept),
+    }
+    asked = {case["way"] for case in cases}
+    for way, run in ways.items():
+        if way == "generate" and way not in asked:  # the last, and the long one
+            break
+        for _ in range(2):
+            held = run()
+        torch.cuda.reset_peak_memory_stats()
+        held = run()  # as there, what the run before has returned lives until this one returns
+        counted = {
+            "allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+        }
+        del held
+        for number, case in enumerate(cases):
+            if case["way"] == way:
+                print(json.dumps([number, counted[case["kind"]]]), file=answers, flush=True)
+
+
+def sparse_shards(model: torch.nn.Module, folder: Path, most_bytes: int) -> dict[str, str]:
+    """Write a model's shapes in FP16 in shards of at most so many bytes, as transformers splits it;
+    return each tensor's file."""
+    shards, full_bytes = [{}], 0
+    for name, tensor in model.state_dict().items():
+        nbytes = 2 * tensor.numel()
+        if full_bytes + nbytes > most_bytes:
+            shards.append({})
+            full_bytes = 0
+        shards[-1][name] = tensor
+        full_bytes += nbytes
+    files = {}
+    for number, shard in enumerate(shards):
+        sparse_file(shard, "F16", folder / f"{number}.safetensors")
+        files |= dict.fromkeys(shard, f"{number}.safetensors")
+    return files
+
+
 def sparse_checkpoint(model: torch.nn.Module, file: Path) -> None:
     """Write a model's shapes as a safetensors file in BF16 whose tensors take no space."""
-    header, end_bytes = {}, 0
     tied = getattr(model, "_tied_weights_keys", None) or {}
-    for name, tensor in model.state_dict().items():
-        if model.config.tie_word_embeddings and name in tied:
-            continue
+    left_out = tied if model.config.tie_word_embeddings else {}
+    tensors = {name: each for name, each in model.state_dict().items() if name not in left_out}
+    sparse_file(tensors, "BF16", file)
+
+
+def sparse_file(tensors: dict[str, torch.Tensor], dtype: str, file: Path) -> None:
+    """Write tensors' shapes as a safetensors file of a type of two bytes, without their content."""
+    header, end_bytes = {}, 0
+    for name, tensor in tensors.items():
         start_bytes, end_bytes = end_bytes, end_bytes + 2 * math.prod(tensor.shape)
         offsets = [start_bytes, end_bytes]
-        header[name] = {"dtype": "BF16", "shape": [*tensor.shape], "data_offsets": offsets}
+        header[name] = {"dtype": dtype, "shape": [*tensor.shape], "data_offsets": offsets}
     header["__metadata__"] = {"format": "pt"}
     head = json.dumps(header).encode()
     file.write_bytes(len(head).to_bytes(8, "little") + head)

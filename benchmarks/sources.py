@@ -46,6 +46,10 @@ GPUS = {
 }
 #: What a row needs in front of the phantom's own environment, by pip without what it asks for.
 RELEASES = {
+    "transformers 4.34": (
+        *("transformers==4.34.1", "tokenizers==0.14.1", "huggingface_hub==0.17.3"),
+        *("safetensors==0.4.5", "numpy<2"),
+    ),
     "transformers 4.44": ("transformers==4.44.2", "tokenizers==0.19.1", "huggingface_hub==0.24.7"),
     "transformers 4.48": ("transformers==4.48.3", "tokenizers==0.21.4", "huggingface_hub==0.36.2"),
     "transformers 4.57": ("transformers==4.57.6", "tokenizers==0.22.2", "huggingface_hub==0.36.2"),
@@ -258,6 +262,15 @@ def _litgpt(rows: list[Row], sources: Path | None) -> Job:
     return Job(rows, gpu, ("lightning 2.6",), folder, _driven("litgpt", folder), cases)
 
 
+def _optimum(rows: list[Row], sources: Path | None) -> Job:
+    """All that one process of optimum-benchmark counted with one number of users."""
+    sizes = re.fullmatch(r".* (\d+) x (\d+) \+ (\d+) \w+", rows[0]["case"]).groups()
+    case = dict(zip(("users", "prompt_tokens", "new_tokens"), map(int, sizes), strict=True))
+    cases = [case | {"way": row["case"].split()[-1], "kind": row["kind"]} for row in rows]
+    releases = ("torch 2.8", "transformers 4.34")
+    return Job(rows, GPUS[rows[0]["gpu"]], releases, HERE, _driven("optimum", HERE), cases)
+
+
 SOURCES = {
     "liger": Source("Liger-Kernel", _liger_script, _liger, {"allocated": (0.0002, 2 * MIB)}),
     "t4": Source(
@@ -274,6 +287,12 @@ SOURCES = {
     ),
     "nanovlm": Source("nanoVLM", lambda row: (), _nanovlm, {"allocated": (0.001, 0)}),
     "fakegpu": Source("FakeGPU", _fakegpu_process, _fakegpu, {"allocated": (0.0002, 2 * MIB)}),
+    "optimum": Source(
+        "optimum-benchmark",
+        lambda row: (row["case"].rpartition(" ")[0],),
+        _optimum,
+        {"allocated": (0.001, 2 * MIB), "reserved": (0.01, 2 * MIB)},
+    ),
     "litgpt": Source("litgpt", _litgpt_script, _litgpt, {"allocated": (0.003, 0)}),
 }
 OF = {source.name: source for source in SOURCES.values()}

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import phantom_gpu
 from gpumem.files import TemporaryFolder, cache_folder
 from gpumem.hardware import catalogue
+from gpumem.trace import Category
 from gpumem.units import format_bytes
 from phantom_gpu.environment import environment
 from phantom_gpu.report import FitReport
@@ -64,6 +65,8 @@ VARIABLES = {
 COMPARED = ("allocated_bytes", "reserved_bytes", "steps")
 #: Loader threads race, so peaks of files that are loaded differ a little from run to run.
 TOLERANCE = 0.01
+#: Of a peak; more without a name is a fault.
+MOST_UNATTRIBUTED = 0.01
 
 ACCELERATE = "-m accelerate.commands.launch"
 TORCHRUN = "-m torch.distributed.run --nproc-per-node"
@@ -501,6 +504,10 @@ def result(script: Script, source: Path | None, data: Path) -> dict[str, Any]:
     print(f"\n{script.trains}: {script.name}\n{verdict}\n", file=sys.stderr)
     gpus = [gpu for answer in verdict.answers for gpu in answer.gpus]
     faults = [fault for answer in verdict.answers for fault in answer.faults]
+    for gpu in gpus:
+        share = gpu.made_of.get(Category.UNATTRIBUTED, 0) / max(1, gpu.peak_allocated_bytes)
+        if share >= MOST_UNATTRIBUTED:
+            faults.append(f"{share:.1%} of GPU {gpu.index}'s peak has no name")
     return {
         "fits": verdict.fits,
         "allocated_bytes": max((gpu.peak_allocated_bytes for gpu in gpus), default=0),

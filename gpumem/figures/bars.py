@@ -170,8 +170,8 @@ def _finding(names: Sequence[str], runs: Sequence[Run]) -> str:
 def _phrase(name: str, run: Run) -> str:
     parts = held(run)
     ending = "out of memory at " if run.oom else ""
-    mostly = f", mostly {max(parts, key=parts.get)}" if parts else ""
-    return f"{name}: {ending}{format_bytes(sum(parts.values()))}{mostly}"
+    largest = f", {max(parts, key=parts.get)} the largest part" if parts else ""
+    return f"{name}: {ending}{format_bytes(sum(parts.values()))}{largest}"
 
 
 def draw_stacked_bars(

@@ -15,6 +15,7 @@ import functools
 import html
 import io
 import math
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator
 
 from gpumem.figures.cards import Shown
@@ -77,6 +80,7 @@ PAPER = {"facecolor": "white", "alpha": 0.95, "edgecolor": "none", "pad": 1.5}  
 ROWS_IN_ALT = 12  # of a table; a longer text would not be listened to
 WIDTH = 800  # CSS pixels; the image itself has 1.6 times as many, for sharp screens
 DPI, SHARPNESS = 100, 1.6
+TITLE = {"size": 13, "weight": "bold"}
 STYLE = mpl.rc_params_from_file(
     Path(__file__).with_name("figures.mplstyle"), use_default_template=False
 )
@@ -106,15 +110,18 @@ class Picture(Shown, Figure):
         self.title, self.source = title, source
         self.alt, self.table = "", Rich("", "")
         columns = columns or (6 if len(legend) <= 6 else 4)
-        above = 54 if source else 34
+        lines = _title_lines(title)
+        below_title = 12 + 24 * len(lines)
+        above = below_title + 18 if source else below_title - 2
         height = above + 24 * math.ceil(len(legend) / columns) + 8 + body
         super().__init__(figsize=(WIDTH / DPI, height / DPI), dpi=DPI)
         FigureCanvasAgg(self)
         rect = (4 / WIDTH, 0, 1 - 8 / WIDTH, body / height)
         self.set_layout_engine(ConstrainedLayoutEngine(rect=rect, w_pad=0.1, h_pad=0.06))
         with mpl.rc_context(STYLE):
-            self._write_line(title, 1 - 12 / height, size=13, weight="bold")
-            self._write_line(marked(source), 1 - 36 / height, size=10, color=GREY)
+            for number, line in enumerate(lines):
+                self._write_line(line, 1 - (12 + 24 * number) / height, **TITLE)
+            self._write_line(marked(source), 1 - below_title / height, size=10, color=GREY)
             if legend:
                 self._write_legend(legend, min(columns, len(legend)), 1 - above / height)
 
@@ -271,6 +278,17 @@ def line_style(number: int, colour: str = "") -> dict[str, Any]:
 def fits(text: str, share: float) -> bool:
     """Return whether a small text fits ``share`` of the width of the axes, by its letters."""
     return 8 * len(text) <= 640 * share
+
+
+def _title_lines(title: str) -> list[str]:
+    """Return a title as one line or, where that is too wide, as two."""
+    words = one_line(title, 300)
+    font = FontProperties(size=TITLE["size"], weight=TITLE["weight"])
+    width = TextPath((0, 0), words, prop=font).get_extents().width * DPI / 72 if words else 0
+    if width <= WIDTH - 32:
+        return [words]
+    letters = int(0.97 * len(words) * (WIDTH - 32) / width)
+    return textwrap.wrap(words, letters, max_lines=2, placeholder=" …")
 
 
 def one_line(text: str, most: int) -> str:

@@ -125,8 +125,10 @@ def _finding(line: Timeline, name: str) -> str:
     """Return where the peak lies and what it is mostly made of, in a sentence."""
     parts = pd.DataFrame(line.bytes_by_category)
     at = parts.sum(axis=1).idxmax()
-    mostly = parts.loc[at].idxmax()
-    return f"{name}: the peak is in {line.phases[at]}, mostly {mostly}"
+    sizes = parts.loc[at]
+    most = sizes.idxmax()
+    mostly = f"mostly {most}" if 2 * sizes[most] > sizes.sum() else f"{most} the largest part"
+    return f"The peak is in {line.phases[at]}, {mostly}: {name}"
 
 
 def draw_line(

@@ -349,7 +349,8 @@ def test_a_title_that_is_not_given_says_what_came_out():
     assert "large reserves 12.0 MiB" in words(draw_bars(large))
     assert "7.00 MiB\n12.0 MiB reserved" in words(draw_bars(large))
     run = traced_run()
-    phase = run.trace.timeline().phases
-    assert any(
-        f"it: the peak is in {each}" in words(draw_timeline(run, name="it")) for each in phase
-    )
+    shown = words(draw_timeline(run, name="it"))
+    assert any(f"The peak is in {phase}, " in shown for phase in run.trace.timeline().phases)
+    long = words(draw_bars(large, title="a title " * 37))
+    assert 8 < long.count("a title") < 37
+    assert "…" in long

@@ -209,7 +209,10 @@ def draw_stacked_bars(
         if limit:
             _capacity_line(axes, *limit)
         for y, (bar, end) in enumerate(zip(bars, ends, strict=True)):
-            _write_total(axes, format_bytes(sums[bar]), end, y, line=limit[1] if limit else None)
+            text = format_bytes(sums[bar])
+            if unused := bars[bar].get(RESERVED):
+                text += f"\n{format_bytes(sums[bar] + unused)} reserved"
+            _write_total(axes, text, end, y, line=limit[1] if limit else None)
     columns = [*(name for name in names if name != RESERVED), "together"]
     if RESERVED in names:
         columns.append(RESERVED)

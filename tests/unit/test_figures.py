@@ -173,6 +173,7 @@ def test_what_is_reserved_is_drawn_and_does_not_count_in_the_sum():
     figure = draw_stacked_bars({"trace": bar}, title="x", limit=("NVIDIA T4", 4 * GIB))
     assert cells(figure) == ["trace", "2.00 GiB", "3.00 GiB", "5.00 GiB", "1.00 GiB"]
     assert "NVIDIA T4 can hold 4.00 GiB" in words(figure)
+    assert "5.00 GiB\n6.00 GiB reserved" in words(figure)
     assert_fits(figure)
 
 

@@ -146,24 +146,24 @@ def _draw_failure(axes: Axes, y: int, run: Run, total: int) -> int:
 
 def _finding(names: Sequence[str], runs: Sequence[Run]) -> str:
     """Return what the bars show, in a sentence: what decides is what is reserved."""
-    failed = [name for name, run in zip(names, runs, strict=True) if run.oom]
+    named = list(zip(names, runs, strict=True))
+    failed = [name for name, run in named if run.oom]
+    known = all(run.reserved_bytes for run in runs if not run.oom)  # or peaks are compared
     sizes = {
-        name: run.reserved_bytes or run.peak_bytes
-        for name, run in zip(names, runs, strict=True)
-        if not run.oom
+        name: run.reserved_bytes if known else run.peak_bytes for name, run in named if not run.oom
     }
     if not sizes:
         return f"{failed[0]} runs out of memory" if len(failed) == 1 else "All run out of memory"
     least, most = min(sizes, key=sizes.get), max(sizes, key=sizes.get)
-    verb = "reserves" if all(run.reserved_bytes for run in runs if not run.oom) else "takes"
-    if sizes[least] == sizes[most]:
-        who = least if len(sizes) == 1 else "Each"
-        text = f"{who} {verb} {format_bytes(sizes[least])}"
+    verb, size = "reserves" if known else "takes", format_bytes(sizes[least])
+    change = change_text(sizes[least], sizes[most])
+    if len(sizes) == 1:
+        text = f"{least} {verb} {size}"
+    elif not change.startswith("−"):  # the same, or almost
+        text = f"Each {verb} {size}"
     else:
-        less = change_text(sizes[least], sizes[most]).removeprefix("−")
-        text = f"{least} {verb} least: {format_bytes(sizes[least])}, {less} less than {most}"
-        if len(sizes) == 2:
-            text = f"{least} {verb} {format_bytes(sizes[least])}, {less} less than {most}"
+        least_of_all = "" if len(sizes) == 2 else " least:"
+        text = f"{least} {verb}{least_of_all} {size}, {change[1:]} less than {most}"
     return f"{text}; {', '.join(failed)}: out of memory" if failed else text
 
 

@@ -107,7 +107,8 @@ def draw_timeline(
         raise InputError(f"the run {run.name!r} allocated nothing on {run.trace.device}")
     return draw_line(
         line,
-        title=title or _finding(line, name or run.name),
+        title=title or "",
+        name=name or run.name,
         source=run.label,
         limit=("capacity", run.capacity_bytes),
         oom=run.oom,
@@ -121,14 +122,11 @@ def draw_timeline(
 timeline = showing(draw_timeline)
 
 
-def _finding(line: Timeline, name: str) -> str:
-    """Return where the peak lies and what it is mostly made of, in a sentence."""
-    parts = pd.DataFrame(line.bytes_by_category)
-    at = parts.sum(axis=1).idxmax()
-    sizes = parts.loc[at]
+def _finding(phase: Phase, sizes: pd.Series, name: str) -> str:
+    """Return in which phase the peak lies and what it is mostly made of, in a sentence."""
     most = sizes.idxmax()
     mostly = f"mostly {most}" if 2 * sizes[most] > sizes.sum() else f"{most} the largest part"
-    return f"The peak is in {line.phases[at]}, {mostly}: {name}"
+    return f"The peak is in {phase}, {mostly}: {name}"
 
 
 def draw_line(
@@ -136,6 +134,7 @@ def draw_line(
     *,
     title: str,
     source: str,
+    name: str = "",
     limit: tuple[str, int | None] = ("", None),
     oom: OutOfMemory | None = None,
     steps: int | None = None,
@@ -145,6 +144,7 @@ def draw_line(
 ) -> Picture:
     """Draw a timeline that is not of a `Run`, as `draw_timeline` does.
 
+    Where there is no ``title`` it says what the peak that is drawn is made of, and the ``name``.
     ``source`` says where it comes from, ``limit`` is a name and the bytes for a line across, and
     ``oom`` a failed request, with which the line ``ended`` or not. The vertical axis reaches above
     ``highest_bytes``, too. ``allocated_bytes`` are the most
@@ -165,6 +165,8 @@ def draw_line(
     totals = window.sum(axis=1)
     seen = window.columns[window.max() > LEAST_SEEN * totals.max()]
     legend = [area for area in area_legend(window.columns) if area.get_label() in seen]
+    at = totals.idxmax()
+    title = title or _finding(phases[at], window.loc[at], name)
     figure = Picture(title, source, body=390, legend=legend)
     with figure.drawing() as axes:
         _draw_areas(axes, window.iloc[points_to_draw(totals.tolist())])
@@ -181,8 +183,7 @@ def draw_line(
         at_end = window.index[-1] == whole.index[-1]
         size = _peak_size(int(totals.max()), allocated_bytes)
         _mark_peak(axes, totals, size, oom if at_end else None, ended)
-        _draw_peak(axes, window.loc[totals.idxmax()])
-    at = totals.idxmax()
+        _draw_peak(axes, window.loc[at])
     step = bisect_right(line.step_starts, at)
     parts = [f"Peak {size} in {f'step {step}, ' if step else ''}{phases[at]}"]
     parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]

@@ -348,10 +348,18 @@ def test_a_title_that_is_not_given_says_what_came_out():
     large = fake_run("large", 7 * MIB, reserved_bytes=12 * MIB)
     assert "small reserves 8.00 MiB, 33 % less than large" in words(draw_bars([large, small]))
     assert "large reserves 12.0 MiB" in words(draw_bars(large))
+    other = fake_run("other", 9 * MIB)  # nobody knows what it reserves: peaks are compared
+    assert "large takes 7.00 MiB, 22 % less than other" in words(draw_bars([large, other]))
+    near = fake_run("near", 7 * MIB, reserved_bytes=12 * MIB + 1)
+    assert "Each reserves 12.0 MiB" in words(draw_bars([large, near]))
     assert "7.00 MiB\n12.0 MiB reserved" in words(draw_bars(large))
     run = traced_run()
     shown = words(draw_timeline(run, name="it"))
     assert any(f"The peak is in {phase}, " in shown for phase in run.trace.timeline().phases)
+    start, stop = run.trace.steps()[0]  # of one step, that step's peak
+    line, peak = run.trace.timeline(), run.trace.peak(start=start, stop=stop)
+    phase = line.phases[[*line.indices].index(peak.index)]
+    assert f"The peak is in {phase}, " in words(draw_timeline(run, steps=1, name="it"))
     long = words(draw_bars(large, title="a title " * 37))
     assert 8 < long.count("a title") < 37
     assert "…" in long

@@ -71,8 +71,14 @@ PRIORITY = (
     Category.ACTIVATIONS,
 )
 _DEVICE = torch.ops.prim.device.default
-#: CUDA's makes the mask, its second result, first (``dropout_cuda`` in PyTorch's Dropout.cu).
-_DROPOUT = torch.ops.aten.native_dropout.default
+#: On CUDA these make their last result first, which decides where the allocator places them
+#: (``dropout_cuda`` in PyTorch's Dropout.cu; ``backends/cuda/ops.py`` of bitsandbytes).
+_LAST_FIRST = {
+    "aten::native_dropout",
+    "bitsandbytes::quantize_4bit",
+    "bitsandbytes::quantize_blockwise",
+    "bitsandbytes::int8_vectorwise_quant",
+}
 _RANK = {category: rank for rank, category in enumerate(PRIORITY)}
 
 
@@ -375,7 +381,7 @@ class Tracker(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
             made = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
-            if func is _DROPOUT:
+            if func._schema.name in _LAST_FIRST:
                 made.reverse()
             for item in made:
                 for number, nbytes in self._met(item):

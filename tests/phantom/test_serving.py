@@ -8,7 +8,6 @@ from conftest import left
 import labkit as lab
 from gpumem.hardware import cuda, this_machine
 from gpumem.models.catalogue import config
-from gpumem.units import MIB
 
 #: Short prompts and long answers, whose peak is in decoding; long prompts, whose peak is not.
 LONG_ANSWER, LONG_PROMPT = (
@@ -22,7 +21,8 @@ EIGHT = (
 BY_DAY = [
     ("Llama-3.1-8B", 2, LONG_ANSWER | {"users": 8}),
     ("Llama-3.1-8B", 2, LONG_PROMPT | {"users": 1, "cache": "static"}),
-    ("Llama-3.1-8B", 2, LONG_ANSWER | {"users": 1, "quantize": "nf4"}),
+    # Weights so large that their scales take blocks of the same pool.
+    ("Llama-3.1-70B", 8, LONG_ANSWER | {"users": 1, "quantize": "nf4"}),
     ("Llama-3.1-8B", 2, LONG_PROMPT | {"users": 8, "cache": "static", "quantize": "nf4"}),
     ("SmolLM2-135M", 4, LONG_ANSWER | {"users": 1}),
     ("OLMoE-1B-7B", 2, LONG_ANSWER | {"users": 4}),
@@ -96,7 +96,6 @@ def test_so_many_users_fit_and_one_more_runs_out_of_memory(on_phantom, tmp_path)
 
 @pytest.mark.nightly
 def test_a_70b_in_four_bits_on_48_gb(on_phantom, tmp_path):
-    """What is reserved differs by segments of the loading: seven of 2 MiB, of 41 GiB."""
     kind = {"users": 1, "prompt_tokens": 300, "new_tokens": 24, "quantize": "nf4"}
     script = tmp_path / "answer.py"
     script.write_text(
@@ -108,8 +107,7 @@ def test_a_70b_in_four_bits_on_48_gb(on_phantom, tmp_path):
     allocated, reserved = map(int, on_phantom("l40s", script).split()[-2:])
     found = lab.serve("Llama-3.1-70B", gpu="l40s", **kind)
     assert found.fits
-    assert found.peak_allocated_bytes == allocated
-    assert abs(found.peak_reserved_bytes - reserved) <= 16 * MIB
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (allocated, reserved)
 
 
 def test_a_plain_call_takes_the_same():

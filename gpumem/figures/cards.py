@@ -5,7 +5,7 @@ printed. A card has its own background, so that it reads the same on a light and
 its symbol and words say what its colour says. All styles are inline, because notebook viewers drop
 style sheets.
 
-Limits: cards are static. They are up to 760 pixels wide, and nothing in them can be clicked.
+Limits: cards are up to 760 pixels wide. Only a box of details in them opens and closes.
 """
 
 import re
@@ -99,12 +99,15 @@ def build_card(
     *,
     body: str = "",
     rows: Sequence[tuple[str, str]] = (),
+    more: Sequence[tuple[str, str]] = (),
+    more_title: str = "",
     code: str = "",
 ) -> Card:
     """Return a card without showing it: a badge, a title, and what stands below.
 
     The badge says what the look's symbol means. In the body blank lines separate paragraphs, and
-    backticks mark code; below it stand rows of names and values, and source code.
+    backticks mark code; below it stand rows of names and values, ``more`` of them in a box that
+    opens with a click on ``more_title``, and source code.
     """
     html = render(
         "gpumem/figures/templates/card.html.j2",
@@ -113,13 +116,16 @@ def build_card(
         title=title,
         paragraphs=[_words(paragraph.strip()) for paragraph in body.split("\n\n") if paragraph],
         rows=[(name, _words(value)) for name, value in rows],
+        more=[(name, _words(value)) for name, value in more],
+        more_title=more_title,
         code=code,
     )
     lines = [f"[{look.symbol} {badge}] {title}".rstrip()]
     for paragraph in body.splitlines():
         lines += textwrap.wrap(paragraph, 96, initial_indent="  ", subsequent_indent="  ") or [""]
-    width = max((len(name) for name, _ in rows), default=0) + 2
-    for name, value in rows:
+    named = [*rows, *more]
+    width = max((len(name) for name, _ in named), default=0) + 2
+    for name, value in named:
         first = f"  {name:<{width}}"
         lines += textwrap.wrap(
             value, 98, initial_indent=first, subsequent_indent=" " * len(first)

@@ -36,7 +36,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator
 
 from gpumem.figures.cards import Shown
-from gpumem.figures.html_pages import Rich, grid
+from gpumem.figures.html_pages import Rich, folded, grid
 from gpumem.trace import ROUNDING, Category
 from gpumem.units import format_bytes
 
@@ -179,7 +179,8 @@ class Picture(Shown, Figure):
             cells = [f"{name} {cell}" for name, cell in zip(headings, row, strict=True)]
             parts = [*parts, f"{row[0]}: {', '.join(cells[1:])}"]
         self.alt = f"{kind}. {about}. {'; '.join(parts)}. The table below holds the numbers."
-        self.table = grid(headings, rows, caption=caption or f"{about}.", text_columns=text_columns)
+        table = grid(headings, rows, caption=caption or f"{about}.", text_columns=text_columns)
+        self.table = folded(table, "The numbers")
 
     def image(self) -> Rich:
         """Return the figure without its table."""

@@ -58,6 +58,12 @@ class Rich:
         return {"text/html": self.html, "text/plain": self.text}
 
 
+def folded(shown: Rich, summary: str) -> Rich:
+    """Return what is shown in a box that opens with a click on ``summary``; as plain text, open."""
+    box = '<details><summary style="cursor:pointer">{}</summary>{}</details>'
+    return Rich(str(Markup(box).format(summary, Markup(shown.html))), shown.text)
+
+
 def grid(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -46,16 +46,17 @@ def claim_card(
         rows.append(("Where", judgement.mode))
     if verdict == Verdict.NOT_TESTABLE:
         rows += counted
-    rows += [("Judged by", claim.measure), ("Rule", claim.rule)]
+    more = [("Judged by", claim.measure), ("Rule", claim.rule)]
     if claim.assumptions:
-        rows.append(("We assume", claim.assumptions))
+        more.append(("We assume", claim.assumptions))
     articles = zip(claim.sources, claim.cited, strict=True)  # lessons call them by their letters
-    rows.append(("Said by", "; ".join(f"{letter}, {title}" for letter, title in articles)))
+    more.append(("Said by", "; ".join(f"{letter}, {title}" for letter, title in articles)))
     on_gpus = [*(recorded or [NO_RECORD])]
     if any("phantom" in line for line in on_gpus):
         on_gpus.append(PHANTOM)
-    rows += [("" if i else "On GPUs", line) for i, line in enumerate(on_gpus)]
-    return build_card(VERDICTS[verdict], verdict, claim.says, rows=rows).show()
+    more += [("" if i else "On GPUs", line) for i, line in enumerate(on_gpus)]
+    details = {"more": more, "more_title": "How it was judged, who said it, what GPUs recorded"}
+    return build_card(VERDICTS[verdict], verdict, claim.says, rows=rows, **details).show()
 
 
 def verdict_table(judgements: Sequence[Judgement]) -> Rich:

@@ -31,6 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPTBigCodeConfig, PreTrainedConfig
 
 import gpumem
+from benchmarks.pages import write_between
 from gpumem.files import write_atomic
 from gpumem.hardware import catalogue
 from gpumem.models.catalogue import hub_config
@@ -40,7 +41,6 @@ from gpumem.units import GIB, MIB
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "answering.json"
 PAGE = ROOT / "docs" / "ACCURACY.md"
-MARKERS = ("<!-- answering: begin -->", "<!-- answering: end -->")
 MB = 10**6
 OPTIMUM = "[optimum-benchmark](https://github.com/huggingface/optimum-benchmark/tree/6a25a6db)"
 LIU = (
@@ -231,9 +231,7 @@ def main() -> None:
     print(table(answers))
     if options.update:
         write_atomic(RECORD, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKERS[0])
-        _, _, after = rest.partition(MARKERS[1])
-        write_atomic(PAGE, f"{before}{MARKERS[0]}\n{table(answers)}\n{MARKERS[1]}{after}")
+        write_between(PAGE, "answering", table(answers))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.pages import write_between
 from benchmarks.setups import GPU_RECIPES
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.training import training
@@ -44,7 +45,6 @@ from gpumem.units import MIB
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "peers.json"
 PAGE = ROOT / "docs" / "ACCURACY.md"
-MARKERS = ("<!-- peers: begin -->", "<!-- peers: end -->")
 PLAIN, H200 = Recipe(), catalogue.gpu("h200")
 
 
@@ -232,10 +232,7 @@ def main() -> None:
                 write_atomic(RECORD, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
     print(table(answers))
     if options.update:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKERS[0])
-        _, _, after = rest.partition(MARKERS[1])
-        text = f"{before}{MARKERS[0]}\n{table(answers)}\n{MARKERS[1]}{after}"
-        write_atomic(PAGE, text)
+        write_between(PAGE, "peers", table(answers))
 
 
 if __name__ == "__main__":

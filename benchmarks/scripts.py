@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import phantom_gpu
+from benchmarks.pages import write_between
 from gpumem.files import TemporaryFolder, cache_folder
 from gpumem.hardware import catalogue
 from gpumem.trace import Category
@@ -48,7 +49,6 @@ HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE / "examples"
 RECORD = HERE / "scripts.json"
 PAGE = HERE.parent / "docs" / "PHANTOM.md"
-MARKERS = ("<!-- scripts: begin -->", "<!-- scripts: end -->")
 UNWATCHED = HERE / "unwatched"
 #: Starts a script that draws numbers without a seed.
 SEEDED = HERE / "seeded.py"
@@ -625,10 +625,7 @@ def main() -> int:
         beside = [f"{name} {importlib.metadata.version(name)}" for name in BESIDE]
         record["note"] = f"With {', '.join(beside)}, {datetime.now(UTC):%Y-%m-%d}."
         _write(record)
-        before, begin, rest = PAGE.read_text(encoding="utf-8").partition(MARKERS[0])
-        _, end, after = rest.partition(MARKERS[1])
-        rows = table(record["results"], record["note"])
-        PAGE.write_text(f"{before}{begin}\n{rows}\n{end}{after}", encoding="utf-8")
+        write_between(PAGE, "scripts", table(record["results"], record["note"]))
     return 1 if failed else 0
 
 

@@ -40,13 +40,13 @@ from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.pages import write_between
 from benchmarks.sources import OF, SOURCES, Job, Row, release, what
 from gpumem.processes import end_group
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "silicon.csv"
 PAGE = HERE.parent / "docs" / "SILICON.md"
-MARKERS = ("<!-- silicon: begin -->", "<!-- silicon: end -->")
 PROGRESS = HERE.parent / "build" / "silicon"
 CORE_SECONDS = 1800  # that one script may compute
 SECONDS = 3600.0  # that it may take, on a machine that others use, too
@@ -240,9 +240,7 @@ def write(rows: list[Row]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    PAGE.write_text(f"{before}{begin}\n{page(rows)}\n{end}{after}", encoding="utf-8")
+    write_between(PAGE, "silicon", page(rows))
 
 
 def main() -> int:

@@ -110,8 +110,8 @@ const gpuOf = state => FIT.gpus.find(gpu => gpu.key === state.g);
 const usualRam = state => gpuOf(state).capacity > 64 * GIB ? 128 : 64;
 const ramOf = state => state.ram ?? usualRam(state) * state.n; // GiB
 const hostLimit = state => FOR_TRAINING * ramOf(state) * GIB;
-/** Whether a model's points follow older rules, and wait to be computed again. */
-const outdated = state => FIT.table.outdated.includes(state.m);
+/** Whether the points of a model's way follow older rules, and wait to be computed again. */
+const outdated = (state, index) => FIT.table.outdated[state.m]?.includes(index);
 const longestOf = state => FIT.table.models[state.m][1];
 
 /** Lower bound of a step's seconds on one GPU: see gpumem/hardware/least_seconds.py. */
@@ -127,7 +127,7 @@ function judge(state, index) {
   const way = FIT.ways[index], [, longest, ways] = FIT.table.models[state.m], gpu = gpuOf(state);
   const found = ways[index]?.length && answer(ways[index], longest, state.b, state.s);
   if (!found) return null;
-  if (outdated(state)) found.exact = found.known = false;
+  if (outdated(state, index)) found.exact = found.known = false;
   for (const name of ["allocated", "reserved", "floor", "least", "most"]) found[name] += gpu.workspaces;
   found.spare = gpu.capacity - found.reserved;
   found.hostShort = Math.max(0, way.recipe.ranks * found.host - hostLimit(state));
@@ -294,7 +294,7 @@ const also = way => [
 function known(found) {
   const tried = modelOf(state).tried[found.index], length = Math.min(FIT.usualLength, longestOf(state));
   if (tried && state.b === 1 && state.s === length) return `simulated; ${tried}`;
-  const how = outdated(state) ? "simulated by an earlier version" : found.exact ? "simulated" : found.known ? `simulated as ${rowShape(state.b * state.s, 0, longestOf(state)).map(each => each.toLocaleString("en")).join(" × ")}` : "between simulated batches";
+  const how = outdated(state, found.index) ? "simulated by an earlier version" : found.exact ? "simulated" : found.known ? `simulated as ${rowShape(state.b * state.s, 0, longestOf(state)).map(each => each.toLocaleString("en")).join(" × ")}` : "between simulated batches";
   return tried ? `${how}; at 1 × ${length}, ${tried}` : how;
 }
 
@@ -608,7 +608,7 @@ function update(keepAddress = false) {
   $("offers").hidden = fitting && !offers.length;
   $("offers").firstElementChild.textContent = back ? "" : heading;
   $("offers").lastElementChild.replaceChildren(...offers.map(offer => make("li", "", {}, changing(...offer))));
-  $("trusted").textContent = outdated(state) ? "Simulated with an earlier version of labkit: about right until it is computed again."
+  $("trusted").textContent = chosen && outdated(state, chosen.index) ? "Simulated with an earlier version of labkit: about right until it is computed again."
     : chosen?.known ? `Simulated, not measured on a GPU. ${FIT.trusted}`
     : FIT.between;
   showRules();

@@ -77,9 +77,9 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 ALIKE = 0.01
 RANKS = (2, 4, 8)
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
-#: The day of the last change to labkit that moves a number of the table, and which of that day; to
-#: be set with each.
-RULES = "2026-11-30, 1"
+#: The day of the last change to labkit that moves a number of the table, and which of that day, and
+#: those of the change before it; to be set with each. `moved` says which ways the last one moves.
+RULES, RULES_BEFORE = "2026-11-30, 1", "2026-11-28, 1"
 #: The same of the part about answering.
 SERVING_RULES = "2026-11-30, 2"
 _OWN = "labkit's rules of"
@@ -152,6 +152,11 @@ def ways() -> list[Recipe]:
             with contextlib.suppress(InputError):  # it contradicts itself
                 found.append(Recipe(**kind, **level))
     return found
+
+
+def moved(way: Recipe) -> bool:
+    """Return whether the last change of ``RULES`` moves the points of a way."""
+    return way.quantize is not None
 
 
 def simulated_gpu(recipe: Recipe) -> Gpu:
@@ -313,8 +318,8 @@ def rebuild(
 
     Args:
         path: the table. What is in one that is there is kept, if the same packages computed it:
-            remove it, and ``work``, to compute everything again. Models that older rules of labkit
-            gave are kept until they are computed again, too; of the others new ways are computed.
+            remove it, and ``work``, to compute everything again. What older rules of labkit gave is
+            kept until it is computed again; where ``RULES_BEFORE`` gave it, only `moved` ways are.
         models: names of the table of models, in the order wanted; empty: all that are not toys.
         work: a folder with one file per model and the points that are done.
         processes: how many models are computed at the same time.
@@ -330,16 +335,28 @@ def rebuild(
     table = read_file(path, FitTable.from_dict, "a table of fits") if path.exists() else None
     done: dict[str, ModelPoints] = {}
     served: dict[str, ServedModel] = {}
-    outdated: set[str] = set()
+    outdated: dict[str, set[Recipe]] = {}
     if table and {**table.versions, _OWN: RULES} == _versions():
+        rules, waiting = table.versions[_OWN], set(ways())
+        if rules == RULES_BEFORE:
+            waiting = {way for way in waiting if moved(way)}
         for name in set(table.models) & set(MODELS):
             model = table.models[name]
             known = dict(zip(table.recipes, model.ways, strict=True))
             done[name] = model._replace(ways=tuple(known.get(way, ()) for way in ways()))
         if table.serving_rules == SERVING_RULES:
             served = {name: each for name, each in table.serving.items() if name in MODELS}
-        outdated = set(table.outdated if table.versions == _versions() else done) & set(done)
-    kept = {name: model.ways for name, model in done.items() if name not in outdated}
+        for name in done:
+            outdated[name] = {table.recipes[number] for number in table.outdated.get(name, ())}
+            if rules != RULES:
+                outdated[name] |= waiting
+    kept = {
+        name: [
+            () if way in outdated[name] else rows
+            for way, rows in zip(ways(), model.ways, strict=True)
+        ]
+        for name, model in done.items()
+    }
     missing = [name for name in names if () in kept.get(name, [()])]
     complete = {name for name, each in served.items() if len(each.points) == len(servings())}
     unserved = [name for name in names if name not in complete]
@@ -359,7 +376,7 @@ def rebuild(
                 name, part = waiting[future]
                 part[name] = future.result()
                 if part is done:
-                    outdated.discard(name)
+                    outdated.pop(name, None)
                 table = _table(done, outdated, served)
                 text = json.dumps(asdict(table), separators=(",", ":"))
                 write_atomic(path, gzip.compress(text.encode(), mtime=0))
@@ -381,9 +398,15 @@ def _versions() -> dict[str, str]:
 
 
 def _table(
-    models: Mapping[str, Any], outdated: Collection[str], served: Mapping[str, ServedModel]
+    models: Mapping[str, Any],
+    outdated: Mapping[str, Collection[Recipe]],
+    served: Mapping[str, ServedModel],
 ) -> FitTable:
     ordered = sorted(models, key=lambda name: (MODELS[name].parameters, name))
+    numbers = {
+        name: [n for n, way in enumerate(ways()) if way in outdated.get(name, ())]
+        for name in ordered
+    }
     usual = Recipe().to_dict()
     record = {
         "ways": [{k: v for k, v in w.to_dict().items() if v != usual[k]} for w in ways()],
@@ -391,7 +414,7 @@ def _table(
         "versions": _versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tokens": TOKENS,
-        "outdated": [name for name in ordered if name in outdated],
+        "outdated": {name: waiting for name, waiting in numbers.items() if waiting},
         "serving": {name: served[name] for name in sorted(served)},
         "serving_rules": SERVING_RULES,
     }

@@ -56,6 +56,7 @@ NEW_TOKENS = 128
 #: largest batch is the usual one, one whose is larger.
 PAGED_KINDS = (("t4", "fp16"), ("a100-80gb", "bf16"), ("h100", "bf16"))
 Count = Annotated[int, Meta(gt=0, lt=1 << 50)]
+Place = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
 #: In ISO 8601, UTC.
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}T", max_length=40)]
@@ -171,9 +172,9 @@ class ServedModel(NamedTuple):
 class FitTable:
     """All of it. ``ways`` are recipes, each by the fields in which it is not the default.
 
-    The points of ``outdated`` models follow older rules of labkit than ``versions`` say, and wait
-    to be computed again: bytes are about right. ``serving`` has what is there so far, by the rules
-    of ``serving_rules``.
+    ``outdated`` has, for a model, the numbers of ways whose points follow older rules of labkit
+    than ``versions`` say, and wait to be computed again: bytes are about right. ``serving`` has
+    what is there so far, by the rules of ``serving_rules``.
     """
 
     ways: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=1000)]
@@ -181,15 +182,16 @@ class FitTable:
     versions: dict[Text, Text]
     date: Date
     tokens: tuple[Count, ...] = TOKENS
-    outdated: tuple[Text, ...] = ()
+    outdated: dict[Text, tuple[Place, ...]] = field(default_factory=dict)
     serving: dict[Text, ServedModel] = field(default_factory=dict)
     serving_rules: str = ""
     schema: Literal[1] = 1
 
     def __post_init__(self) -> None:
         _ = self.recipes  # raises where one contradicts itself
-        if unknown := set(self.outdated) - set(self.models):
-            raise InputError(f"outdated, and not there: {', '.join(sorted(unknown))}")
+        for name, numbers in self.outdated.items():
+            if name not in self.models or any(n >= len(self.ways) for n in numbers):
+                raise InputError(f"outdated, and not there: {name}, ways {numbers}")
         for name, model in self.models.items():
             if len(model.ways) != len(self.ways):
                 raise InputError(f"{name} has {len(model.ways)} of {len(self.ways)} ways")

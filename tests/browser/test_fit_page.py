@@ -60,7 +60,7 @@ SMALL = replace(
 def folder(tmp_path_factory):
     """The page and its files, of one model, which is all of the table for these tests."""
     folder = tmp_path_factory.mktemp("fit")
-    made = replace(PUBLISHED(), models={MODEL: PUBLISHED().models[MODEL]}, outdated=())
+    made = replace(PUBLISHED(), models={MODEL: PUBLISHED().models[MODEL]}, outdated={})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(catalogue.GPUS, SMALL.key, SMALL)
         patch.setattr(fit_page, "table", lambda: made)
@@ -198,12 +198,13 @@ def fits(found):
     return found["verdict"] in ("fits", "near")
 
 
-@pytest.mark.parametrize("outdated", [(), (MODEL,)], ids=["new points", "old ones"])
+@pytest.mark.parametrize("outdated", [False, True], ids=["new points", "old ones"])
 def test_ways_are_judged_by_what_they_take_and_the_best_comes_first(opened, outdated):
     known, seen, draw = fit_page.table(), set(), random.Random(7)
     entry, recipes = known.models[MODEL], {name_of_way(way): way for way in known.recipes}
     page = opened(STATE.format(MODEL, "t4", 1, 1, 512))
-    page.evaluate(f"FIT.table.outdated = {list(outdated)}")
+    numbers = [*range(len(PUBLISHED().ways))] if outdated else []
+    page.evaluate(f"FIT.table.outdated = {{'{MODEL}': {numbers}}}")
     for_training = page.evaluate("FOR_TRAINING")
     for _ in range(60):
         gpu, gpus = draw.choice([SMALL, *fit_page.gpus()]), draw.choice([1, 1, 2])
@@ -250,7 +251,7 @@ def test_ways_are_judged_by_what_they_take_and_the_best_comes_first(opened, outd
     assert {verdict for verdict, _ in seen} == {*VERDICTS}
     assert {known for _, known in seen} == ({False} if outdated else {False, True})
     page.evaluate("update()")
-    assert ("earlier version" in page.inner_text("#ways")) is bool(outdated)
+    assert ("earlier version" in page.inner_text("#ways")) is outdated
 
 
 # --- answering ------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def table(own):
         own,
         ways=tuple(own.ways[place] for place in places),
         models={MODEL: model._replace(ways=tuple(model.ways[place] for place in places))},
-        outdated=(),
+        outdated={},
     )
 
 
@@ -123,12 +123,20 @@ def test_a_rebuild_keeps_the_models_of_the_table_that_is_there(table, tmp_path, 
     assert both.models["SmolLM2-360M"].ways == (*again.models["SmolLM2-360M"].ways, ())
     assert lines[2:] == ["0 of 1 models are there already", f"{MODEL}, training (1 of 1)"]
     table, lines[2:] = both, []
+    monkeypatch.setattr(build, "RULES_BEFORE", build.RULES)
     monkeypatch.setattr(build, "RULES", "2099-01-01")  # what older rules gave waits its turn
+    monkeypatch.setattr(build, "moved", lambda way: way == WAYS[1])
     later = build.rebuild(path, ["SmolLM2-360M"], work=tmp_path)
-    assert (later.models[MODEL], later.outdated) == (table.models[MODEL], (MODEL,))
+    assert (later.models[MODEL], later.outdated) == (table.models[MODEL], {MODEL: (1,)})
     both = build.rebuild(path, [MODEL, "SmolLM2-360M"], work=tmp_path, report=lines.append)
-    assert (both.models[MODEL].ways[0][0].points[0], both.outdated) == (NOTHING, ())
+    assert both.outdated == {}
+    assert both.models[MODEL].ways[0] == table.models[MODEL].ways[0]
+    assert both.models[MODEL].ways[1][0].points[0] == NOTHING
     assert lines[2:] == ["1 of 2 models are there already", f"{MODEL}, training (1 of 1)"]
+    monkeypatch.setattr(build, "RULES_BEFORE", "2098-12-31")
+    monkeypatch.setattr(build, "RULES", "2100-01-01")  # two changes since: all of it waits
+    later = build.rebuild(path, ["SmolLM2-360M"], work=tmp_path)
+    assert later.outdated == {MODEL: tuple(range(len(more)))}
     monkeypatch.setattr(build, "PACKAGES", ("torch",))  # others made the table
     anew = build.rebuild(path, [MODEL], work=tmp_path)
     assert anew.models[MODEL].ways[0][0].points[0] == NOTHING
@@ -171,7 +179,8 @@ def test_the_command_computes_the_courses_own_table(monkeypatch, capsys):
         (lambda t: t.update(tokens=[512]), "has a row without 1 points"),
         (lambda t: t["ways"].pop(), "of"),
         (lambda t: t.update(serving={MODEL: [8192, [], []]}), "answers in other ways"),
-        (lambda t: t.update(outdated=["GPT-5"]), "outdated, and not there: GPT-5"),
+        (lambda t: t.update(outdated={"GPT-5": [0]}), "outdated, and not there: GPT-5"),
+        (lambda t: t.update(outdated={MODEL: [99]}), "outdated, and not there"),
         (lambda t: t["ways"][0].update(precision="fp1"), "unknown precision"),
         (lambda t: next(iter(t["models"].values()))[2][0][0][1][0].__setitem__(0, -1), "int"),
     ],
@@ -194,10 +203,8 @@ def test_it_is_small_enough_to_be_kept_here():
 def stored_points(known):
     """Models, recipes and points that follow the rules of today."""
     for name, model in known.models.items():
-        if name in known.outdated:
-            continue
-        for way, rows in zip(known.recipes, model.ways, strict=True):
-            for row in rows or ():
+        for number, (way, rows) in enumerate(zip(known.recipes, model.ways, strict=True)):
+            for row in () if number in known.outdated.get(name, ()) else rows or ():
                 for tokens, found in zip(known.tokens, row.points, strict=True):
                     if found is not None:
                         batch_size, seq_len = row_shape(tokens, row.seq_len, model.longest)

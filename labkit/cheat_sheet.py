@@ -25,6 +25,8 @@ from gpumem.estimation.recipes_to_try import changes
 from gpumem.estimation.search import link_and_bound
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.figures import html_pages
+from gpumem.figures.html_pages import MISSING
+from gpumem.figures.tables import change_text, seconds_text
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
 from gpumem.hardware.this_machine import machine
@@ -41,7 +43,7 @@ from labkit.lesson.results import JudgementRecord, Result, all_recorded, version
 LEAST_SAVED = 0.005
 #: Fraction of the plain job's bound below which a move costs nothing.
 LEAST_SLOWER = 0.001
-NOTHING, OPEN = "–", "open"
+OPEN = "open"
 PLAIN = Recipe(batch_size=4, seq_len=1024, attention="eager")
 #: Those that lessons teach.
 TECHNIQUES = tuple(technique for technique in KNOWN.values() if technique.lesson)
@@ -397,7 +399,7 @@ def technique_table(sheet: Sheet) -> Table:
     note = (
         f"Peaks and bounds are simulated for {job.simulated_gpu.name}, on one job: {job.model}, "
         f"{job.recipe}. Without any of them it takes {format_bytes(plain.run.peak_bytes)}, which "
-        f"{fits} that GPU, and at least {_seconds(plain.seconds)} a step. A bound is the least "
+        f"{fits} that GPU, and at least {seconds_text(plain.seconds)} a step. A bound is the least "
         "time that the GPU's arithmetic, memory and links allow; it is not a measured time. "
         f"Simulated with {sheet.versions}."
     )
@@ -407,35 +409,23 @@ def technique_table(sheet: Sheet) -> Table:
 def _technique_cells(row: TechniqueRow) -> tuple[str, ...]:
     name = f"{row.technique.lesson} {row.technique.name}"
     if row.after is None:
-        return name, NOTHING, NOTHING, row.refused, NOTHING
+        return name, MISSING, MISSING, row.refused, MISSING
     part = "nothing"
     if row.part:
         category, fallen_bytes = row.part
         part = f"{category} −{format_bytes(fallen_bytes)}"
     before_bytes, after_bytes = row.before.run.peak_bytes, row.after.run.peak_bytes
-    slower = percent(row.after.seconds / row.before.seconds - 1)
-    bound = f"{_seconds(row.after.seconds)} ({slower})"
-    return name, format_bytes(after_bytes), percent(after_bytes / before_bytes - 1), part, bound
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
-def percent(share: float) -> str:
-    """Write a signed fraction as ``"+12 %"``."""
-    digits = 0 if abs(share) >= 0.0995 else 1
-    text = f"{100 * abs(share):.{digits}f}"
-    sign = "+" if share > 0 else "−"
-    return f"{sign if float(text) else ''}{text} %"
+    slower = change_text(row.after.seconds, row.before.seconds)
+    bound = f"{seconds_text(row.after.seconds)} ({slower})"
+    return name, format_bytes(after_bytes), change_text(after_bytes, before_bytes), part, bound
 
 
 def order_table(sheet: Sheet) -> Table:
     columns = ("move", "peak after it", "saved", "bound on a step", "saved per added second")
     columns += ("reserved", "fits with room", "training")
     plain = sheet.plain
-    peak, seconds = format_bytes(plain.run.peak_bytes), _seconds(plain.seconds)
-    first = ("plain", peak, NOTHING, seconds, NOTHING, *_room_cells(sheet.job, plain), "the same")
+    peak, seconds = format_bytes(plain.run.peak_bytes), seconds_text(plain.seconds)
+    first = ("plain", peak, MISSING, seconds, MISSING, *_room_cells(sheet.job, plain), "the same")
     rows = [_move_cells(sheet.job, number, move) for number, move in enumerate(sheet.order, 1)]
     note = (
         "From the plain job on, always the move that saves most bytes of the peak per second that "
@@ -456,12 +446,12 @@ def _move_cells(job: CommonJob, number: int, move: Move) -> tuple[str, ...]:
     worth = "free"
     if not move.is_free:
         worth = f"{format_bytes(round(move.saved_bytes / move.added_seconds))} per s"
-    share = percent(move.added_seconds / move.before.seconds)
+    change = change_text(move.after.seconds, move.before.seconds)
     return (
         f"{number}. {move.name}",
         format_bytes(move.after.run.peak_bytes),
         format_bytes(move.saved_bytes),
-        f"{_seconds(move.after.seconds)} ({share})",
+        f"{seconds_text(move.after.seconds)} ({change})",
         worth,
         *_room_cells(job, move.after),
         "changed" if move.changed else "the same",

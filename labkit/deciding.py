@@ -17,14 +17,13 @@ from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.training import training
 from gpumem.figures.bars import stacked_bars
 from gpumem.figures.drawing import Picture
-from gpumem.figures.html_pages import Rich
+from gpumem.figures.html_pages import MISSING, Rich
 from gpumem.hardware.this_machine import machine
 from gpumem.measurement import measure
 from gpumem.runs import Run
 from gpumem.simulation import simulate
 from gpumem.trace import Category
 from labkit.cheat_sheet import (
-    NOTHING,
     OPEN,
     CommonJob,
     Figures,
@@ -83,7 +82,7 @@ def gpus_table(trial: Trial) -> Table:
     for id, claim in all_claims().items():
         found = {each.machine: f"{each.verdict}: {each.found}" for each in trial.findings[id]}
         if len({each.verdict for each in trial.findings[id]}) > 1:
-            rows.append((claim.says, *(found.get(name, NOTHING) for name in trial.machines)))
+            rows.append((claim.says, *(found.get(name, MISSING) for name in trial.machines)))
     return Table("GPUs", "It depends on the GPU:", ("claim", *trial.machines), tuple(rows))
 
 
@@ -94,7 +93,7 @@ def claim_lists(trial: Trial) -> Rich:
     for verdict in Verdict:
         rows = []
         for id in [id for id in claims if trial.verdict(id) == verdict]:
-            found = [each.found for each in trial.findings[id]] or [NOTHING]
+            found = [each.found for each in trial.findings[id]] or [MISSING]
             rows.append(
                 (claims[id].lesson, ", ".join(claims[id].sources), claims[id].says, found[0])
             )

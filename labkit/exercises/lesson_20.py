@@ -51,14 +51,7 @@ def _llama(layers: int, device: str) -> nn.Module:
     return lab.model("Llama-3.1-8B", layers=layers, dtype=torch.bfloat16, device=device)
 
 
-@check_of(
-    "20-1",
-    place,
-    "Go through the modules in the order in which they run, and count bytes.",
-    "GPU 0 takes modules until the next one would not fit, GPU 1 takes the rest. Leave 256 MiB of "
-    "each for the pass. `infer_auto_device_map` does it, too, and keeps the largest module's bytes "
-    "free on GPU 0 besides.",
-)
+@check_of("20-1", place)
 def check_place(answer):
     for layers, *rooms in PAIRS:
         model = _llama(layers, "meta")
@@ -117,13 +110,7 @@ def work(rank, ranks, pieces):
     return [*tasks, *(("backward", piece) for piece in range(back, pieces))]
 
 
-@check_of(
-    "20-2",
-    work,
-    "Device 0 in the lower chart: how many go forward before the first comes back? And then?",
-    "GPU `rank` sends forwards until `ranks - rank` are on their way. Then a backward makes room "
-    "for each forward, and what is left comes back at the end.",
-)
+@check_of("20-2", work)
 def check_work(answer):
     for ranks, pieces in PIPELINES:
         lists = []

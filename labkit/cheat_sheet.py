@@ -349,7 +349,7 @@ def build(
         rows.append(row(technique, job))
     report("the order of adoption")
     order = order_of_adoption(job, techniques)
-    versions = versions_text({"versions": machine().versions})
+    versions = versions_text(machine())
     return Sheet(job, simulated(job, job.recipe), tuple(rows), order, trial or gather(), versions)
 
 

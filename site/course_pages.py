@@ -279,7 +279,7 @@ def _recorded_gpus() -> list[tuple[str, ...]]:
         dates = dict.fromkeys([first.date[:10], newest.date[:10]])
         rows.append(
             (
-                newest.machine["name"],
+                newest.machine.name,
                 " to ".join(dates),
                 str(len(lessons.get(gpu, []))),
                 f"{len(table.rows)} recipes and set-ups" if table else "–",

@@ -54,7 +54,7 @@ def record_lessons(
         found = outcomes.stored_result(outcome, work) if outcome.passed else None
         if found is None:
             return
-        if (where := found.machine["name"]) == machine.name:
+        if (where := found.machine.name) == machine.name:
             results.save(found, target / f"{found.lesson}.json")
             return
         ran_elsewhere.append(outcome.name)
@@ -98,14 +98,14 @@ def problems(folder: Path) -> list[str]:
 def _record_problems(path: Path) -> Iterator[str]:
     load = accuracy.load if path.name in accuracy.FILES else results.load_recorded
     record = load(path)
-    kind, name = record.machine["kind"], record.machine["name"]
+    kind, name = record.machine.kind, record.machine.name
     if kind not in ("cuda", "rocm"):
         yield f"it was made on {kind!r}, not on a GPU"
     if record.phantom != (path.parent.parent.name == "phantom"):
         place = "belongs into" if record.phantom else "does not belong into"
         yield f"it {place} results/phantom"
     # The accuracy matrix does not say how large the GPU is.
-    key = gpu_key(name, record.machine.get("capacity_bytes"))
+    key = gpu_key(name, record.machine.capacity_bytes)
     if path.parent.resolve().name != key and not isinstance(record, AccuracyTable):
         yield f"the folder of {name!r} is called {key}"
     if isinstance(record, Result):

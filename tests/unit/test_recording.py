@@ -8,6 +8,7 @@ from lesson_files import result, run, write_lesson
 
 from gpumem import files
 from gpumem.hardware import this_machine
+from gpumem.hardware.this_machine import Machine
 from labkit.cli import main
 from labkit.course import outcomes, runner
 from labkit.course.outcomes import Outcome
@@ -63,7 +64,7 @@ def test_a_lesson_is_recorded_then_skipped_then_recorded_again(places, lesson, m
     announced = []
     record(places, lesson, announced.append)
     assert [outcome.name for outcome in announced] == ["06_saving"]
-    assert results.load(places.target / "06.json") == found
+    assert results.load_recorded(places.target / "06.json") == found
     assert calls[0][1]["parameters"] == [("size", "auto")]
 
     course, elsewhere = record(places, lesson)
@@ -75,7 +76,7 @@ def test_a_lesson_is_recorded_then_skipped_then_recorded_again(places, lesson, m
     (places.target / "06.json").write_text("{")
     record(places, lesson)
     assert "It is recorded again." in capsys.readouterr().out
-    assert results.load(places.target / "06.json") == found
+    assert results.load_recorded(places.target / "06.json") == found
 
 
 def test_a_lesson_that_failed_or_ran_elsewhere_is_not_recorded(places, lesson, monkeypatch, capsys):
@@ -113,7 +114,7 @@ def sent(tmp_path):
     folder = tmp_path / "results" / "h200"
     machine = {key: GPU[key] for key in ("kind", "name", "versions")}
     table = AccuracyTable(
-        (AccuracyRow("4 × 96", 5, None, 6),), machine, "2026-01-04T00:00:00+00:00"
+        (AccuracyRow("4 × 96", 5, None, 6),), Machine(**machine), "2026-01-04T00:00:00+00:00"
     )
     write(folder, "06.json", gpu_result())
     write(folder, "headlines.json", table)

@@ -22,13 +22,13 @@ import nbformat
 
 from gpumem.figures import html_pages
 from gpumem.inputs import InputError
-from labkit.cheat_sheet import gather, verdict_table
 from labkit.course import report
 from labkit.course.outcomes import Outcome, read_outcomes, stored_result
 from labkit.lesson import results
 from labkit.lesson.notebooks import read_notebook
 from labkit.lesson.results import Result
 from labkit.recording import accuracy
+from labkit.trial import gather, verdict_table
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Where executed lessons lie among the pages.

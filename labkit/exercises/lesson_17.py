@@ -1,6 +1,5 @@
 """Exercises of lesson 17: a slowdown from bytes and bandwidth, and a large model in few bytes."""
 
-from contextlib import ExitStack
 from functools import cache, partial, wraps
 from unittest import mock
 
@@ -108,11 +107,10 @@ def _pinning_nothing(experiment):
 
     @wraps(experiment)
     def steps(*arguments, **named):
-        with ExitStack() as patches:
-            patch = partial(mock.patch.object, torch)
-            patches.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda x, *_: x))
-            for name in ("empty", "empty_like", "zeros", "zeros_like"):
-                patches.enter_context(patch(name, unpinned(getattr(torch, name))))
+        makers = (torch.empty, torch.empty_like, torch.zeros, torch.zeros_like)
+        patched = {make.__name__: unpinned(make) for make in makers}
+        pin = mock.patch.object(torch.Tensor, "pin_memory", lambda x, *_: x)
+        with pin, mock.patch.multiple(torch, **patched):
             yield from experiment(*arguments, **named)
 
     return experiment if torch.accelerator.is_available() else steps

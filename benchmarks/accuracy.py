@@ -297,7 +297,7 @@ def recorded_table() -> str:
         cells += [_per_cent(sizes[label]["simulated"], sign="") for label in labels]
         cells += [_per_cent(sizes[label]["reserved"], sign="") for label in labels]
         lines.append(_cells(cells))
-        of = table.machine["versions"]
+        of = table.machine.versions
         text = f"torch {of['torch']}, transformers {of['transformers']}, {table.date[:10]}"
         versions.setdefault(text, []).append(table.where)
     made = [f"{', '.join(names)}: {text}." for text, names in versions.items()]
@@ -338,10 +338,8 @@ def store(rows: list[AccuracyRow], folder: Path, file: str = FILE) -> Path:
     if here.phantom:
         folder = folder / "phantom"
     path = folder / (gpu_key(here.name, here.capacity_bytes) if here.can_measure else "cpu") / file
-    machine = {"kind": here.kind, "name": here.name, "versions": here.versions}
-    machine["phantom"] = here.phantom
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    record = AccuracyTable(tuple(rows), machine, date).to_dict()
+    record = AccuracyTable(tuple(rows), here, date).to_dict()
     write_atomic(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return path
 

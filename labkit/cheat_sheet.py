@@ -2,7 +2,7 @@
 of the articles' claims survived.
 
 Everything is simulated; bounds, links and changes of the training are those of `labkit advise`. The
-verdicts are those that GPUs recorded. A notebook shows the tables as HTML, others as Markdown.
+verdicts are those that GPUs recorded.
 
 Limits: one model, GPU and batch at a time, and techniques rank differently on others. A bound is
 not a time: it counts neither kernel launches nor the CPU's work on an offloaded optimizer. The
@@ -11,11 +11,9 @@ greedy order looks one move ahead, or two where nothing is free and neither save
 
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-from markupsafe import Markup
+from typing import Any
 
 from gpumem.estimation.advice import MARGIN
 from gpumem.estimation.estimate import estimate
@@ -24,7 +22,10 @@ from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.recipes_to_try import changes
 from gpumem.estimation.search import link_and_bound
 from gpumem.estimation.weight_shapes import shapes_of
-from gpumem.figures import html_pages
+from gpumem.figures.bars import stacked_bars
+from gpumem.figures.drawing import Picture
+from gpumem.figures.html_pages import MISSING
+from gpumem.figures.tables import change_text, seconds_text
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
 from gpumem.hardware.this_machine import machine
@@ -33,15 +34,15 @@ from gpumem.models.config import find_config
 from gpumem.runs import Run
 from gpumem.trace import Category
 from gpumem.units import format_bytes
-from labkit.lesson.claims import Verdict, all_claims, article_names, format_found, format_value
-from labkit.lesson.results import JudgementRecord, Result, all_recorded, versions_text
+from labkit.lesson.claims import format_value
+from labkit.lesson.results import versions_text
+from labkit.trial import Table, Trial, gather, verdict_table
 
 #: Fraction of the plain job's peak below which a change counts as none; late moves have little left
 #: to save, so it is smaller than that of `labkit phantom --fix`.
 LEAST_SAVED = 0.005
 #: Fraction of the plain job's bound below which a move costs nothing.
 LEAST_SLOWER = 0.001
-NOTHING, OPEN = "–", "open"
 PLAIN = Recipe(batch_size=4, seq_len=1024, attention="eager")
 #: Those that lessons teach.
 TECHNIQUES = tuple(technique for technique in KNOWN.values() if technique.lesson)
@@ -244,73 +245,23 @@ def _seconds_after(
     return seconds * simulated(job, recipe).seconds / simulated(job, now.recipe).seconds
 
 
-# --- verdicts of GPUs -----------------------------------------------------------------------------
+def first_that_fits(
+    job: CommonJob, order: Sequence[Move], change: Mapping[str, Any]
+) -> tuple[str, Figures]:
+    """Return the moves of the same training up to the first stage that fits, and that stage.
 
-
-@dataclass(frozen=True)
-class RecordedVerdict:
-    """One judgement on a GPU that recorded, a phantom or not.
-
-    ``agrees`` and ``differs`` are what was found under the conditions that support the claim, and
-    under the others.
+    Every stage has ``change``, fields of a recipe, too, and must leave ``MARGIN`` of the GPU free.
+    The last stage is returned where none fits.
     """
-
-    verdict: Verdict
-    found: str
-    machine: str
-    phantom: bool = False
-    agrees: str = ""
-    differs: str = ""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The judgements by claim; none where nobody could judge."""
-
-    findings: Mapping[str, tuple[RecordedVerdict, ...]]
-
-    def verdict(self, id: str) -> Verdict:
-        """Return the claim's one verdict over all records: *depends* where these disagree."""
-        found = {finding.verdict for finding in self.findings[id]}
-        if len(found) > 1:
-            return Verdict.DEPENDS
-        return found.pop() if found else Verdict.NOT_TESTABLE
-
-    def by_article(self) -> dict[str, Counter[Verdict]]:
-        """Count the verdicts on each article's claims; a claim of two articles counts in both."""
-        counted: dict[str, Counter[Verdict]] = {}
-        for id, claim in all_claims().items():
-            for letter in claim.sources:
-                counted.setdefault(letter, Counter())[self.verdict(id)] += 1
-        return dict(sorted(counted.items()))
-
-    @property
-    def machines(self) -> list[str]:
-        """The machines that judged, phantoms last."""
-        every = {(f.phantom, f.machine) for found in self.findings.values() for f in found}
-        return [machine for _, machine in sorted(every)]
-
-
-def gather() -> Trial:
-    """Return every judgement that GPUs recorded; "not testable here" is none."""
-    found: dict[str, list[RecordedVerdict]] = {id: [] for id in all_claims()}
-    for recorded in all_recorded().values():
-        for result in recorded:
-            for entry in result.judgements:
-                if entry["id"] in found and entry["verdict"] != Verdict.NOT_TESTABLE:
-                    found[entry["id"]].append(_recorded_verdict(result, entry))
-    return Trial({id: tuple(judgements) for id, judgements in found.items()})
-
-
-def _recorded_verdict(result: Result, entry: JudgementRecord) -> RecordedVerdict:
-    measured, unit = entry.get("measured"), all_claims()[entry["id"]].unit
-    agrees, differs = {}, {}
-    for name, verdict in entry.get("by_condition", {}).items():
-        if verdict != Verdict.NOT_TESTABLE and isinstance(measured, Mapping):
-            kept = agrees if verdict == Verdict.SUPPORTED else differs
-            kept[name] = measured.get(name)
-    found, *texts = (format_found(each, unit) for each in (measured, agrees, differs))
-    return RecordedVerdict(entry["verdict"], found, result.where, result.phantom, *texts)
+    names = []
+    stages = {"plain": job.recipe}
+    stages |= {move.name: move.after.recipe for move in order if not move.changed}
+    for name, recipe in stages.items():
+        names.append(name)
+        stage = simulated(job, recipe.but(**change))
+        if fits_with_room(job, stage):
+            break
+    return " + ".join(names), stage
 
 
 # --- the sheet ------------------------------------------------------------------------------------
@@ -347,36 +298,11 @@ def build(
         rows.append(row(technique, job))
     report("the order of adoption")
     order = order_of_adoption(job, techniques)
-    versions = versions_text({"versions": machine().versions})
+    versions = versions_text(machine())
     return Sheet(job, simulated(job, job.recipe), tuple(rows), order, trial or gather(), versions)
 
 
 # --- tables ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False)
-class Table:
-    """A table of texts, with a note on where its figures come from. A notebook shows it as HTML."""
-
-    heading: str
-    note: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def __repr__(self) -> str:
-        return f"## {self.heading}\n\n{self.markdown()}"
-
-    def markdown(self) -> str:
-        """Return the note and the table as Markdown, without the heading."""
-        lines = [self.note, ""]
-        for line in (self.columns, ["---"] * len(self.columns), *self.rows):
-            cells = [cell.replace("|", "\\|") for cell in line]
-            lines.append(f"| {' | '.join(cells)} |")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        note = Markup("<p>{}</p>").format(self.note)
-        return note + html_pages.table(self.heading, self.columns, self.rows)
 
 
 def sections(sheet: Sheet) -> tuple[Table, ...]:
@@ -397,7 +323,7 @@ def technique_table(sheet: Sheet) -> Table:
     note = (
         f"Peaks and bounds are simulated for {job.simulated_gpu.name}, on one job: {job.model}, "
         f"{job.recipe}. Without any of them it takes {format_bytes(plain.run.peak_bytes)}, which "
-        f"{fits} that GPU, and at least {_seconds(plain.seconds)} a step. A bound is the least "
+        f"{fits} that GPU, and at least {seconds_text(plain.seconds)} a step. A bound is the least "
         "time that the GPU's arithmetic, memory and links allow; it is not a measured time. "
         f"Simulated with {sheet.versions}."
     )
@@ -407,35 +333,23 @@ def technique_table(sheet: Sheet) -> Table:
 def _technique_cells(row: TechniqueRow) -> tuple[str, ...]:
     name = f"{row.technique.lesson} {row.technique.name}"
     if row.after is None:
-        return name, NOTHING, NOTHING, row.refused, NOTHING
+        return name, MISSING, MISSING, row.refused, MISSING
     part = "nothing"
     if row.part:
         category, fallen_bytes = row.part
         part = f"{category} −{format_bytes(fallen_bytes)}"
     before_bytes, after_bytes = row.before.run.peak_bytes, row.after.run.peak_bytes
-    slower = percent(row.after.seconds / row.before.seconds - 1)
-    bound = f"{_seconds(row.after.seconds)} ({slower})"
-    return name, format_bytes(after_bytes), percent(after_bytes / before_bytes - 1), part, bound
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
-def percent(share: float) -> str:
-    """Write a signed fraction as ``"+12 %"``."""
-    digits = 0 if abs(share) >= 0.0995 else 1
-    text = f"{100 * abs(share):.{digits}f}"
-    sign = "+" if share > 0 else "−"
-    return f"{sign if float(text) else ''}{text} %"
+    slower = change_text(row.after.seconds, row.before.seconds)
+    bound = f"{seconds_text(row.after.seconds)} ({slower})"
+    return name, format_bytes(after_bytes), change_text(after_bytes, before_bytes), part, bound
 
 
 def order_table(sheet: Sheet) -> Table:
     columns = ("move", "peak after it", "saved", "bound on a step", "saved per added second")
     columns += ("reserved", "fits with room", "training")
     plain = sheet.plain
-    peak, seconds = format_bytes(plain.run.peak_bytes), _seconds(plain.seconds)
-    first = ("plain", peak, NOTHING, seconds, NOTHING, *_room_cells(sheet.job, plain), "the same")
+    peak, seconds = format_bytes(plain.run.peak_bytes), seconds_text(plain.seconds)
+    first = ("plain", peak, MISSING, seconds, MISSING, *_room_cells(sheet.job, plain), "the same")
     rows = [_move_cells(sheet.job, number, move) for number, move in enumerate(sheet.order, 1)]
     note = (
         "From the plain job on, always the move that saves most bytes of the peak per second that "
@@ -456,28 +370,27 @@ def _move_cells(job: CommonJob, number: int, move: Move) -> tuple[str, ...]:
     worth = "free"
     if not move.is_free:
         worth = f"{format_bytes(round(move.saved_bytes / move.added_seconds))} per s"
-    share = percent(move.added_seconds / move.before.seconds)
+    change = change_text(move.after.seconds, move.before.seconds)
     return (
         f"{number}. {move.name}",
         format_bytes(move.after.run.peak_bytes),
         format_bytes(move.saved_bytes),
-        f"{_seconds(move.after.seconds)} ({share})",
+        f"{seconds_text(move.after.seconds)} ({change})",
         worth,
         *_room_cells(job, move.after),
         "changed" if move.changed else "the same",
     )
 
 
-def verdict_table(trial: Trial) -> Table:
-    """Return how many claims of each article came out how."""
-    names = [f"{letter} {name}" for letter, name in article_names().items()]
-    counted = dict(zip(names, trial.by_article().values(), strict=True))
-    counted["all, each once"] = Counter(trial.verdict(id) for id in all_claims())
-    rows = tuple((name, *(str(counts[v]) for v in Verdict)) for name, counts in counted.items())
-    columns = ("claims of", *(OPEN if v is Verdict.NOT_TESTABLE else str(v) for v in Verdict))
-    note = (
-        "A claim has one verdict over all records: where these disagree, it depends. Open is what "
-        "no record could judge. A phantom GPU is PyTorch's CUDA build without the GPU: bytes are "
-        "judged there, seconds are not. Judged on: " + ("; ".join(trial.machines) or "nothing yet")
-    )
-    return Table("Claims on trial", f"{note}.", columns, rows)
+def reserved_bars(stages: Mapping[str, Figures], job: CommonJob, title: str) -> Picture:
+    """Show what each stage reserves; what the allocator keeps is the last part of its bar."""
+    bars = {}
+    for name, stage in stages.items():
+        run = stage.run
+        kept_bytes = max(0, (run.reserved_bytes or 0) - run.peak_bytes)
+        bars[name] = {part: run.bytes_of(part) for part in Category}  # one order in all bars
+        bars[name]["kept by the allocator"] = kept_bytes
+    gpu = job.simulated_gpu
+    source = f"what a step reserves, simulated for {gpu.name}"
+    limit = f"{gpu.name} less {MARGIN:.0%}", int((1 - MARGIN) * gpu.budget_bytes)
+    return stacked_bars(bars, title=title, source=source, limit=limit)

@@ -66,7 +66,7 @@ class Finding(NamedTuple):
 
 def examine() -> list[Finding]:
     """Check everything. A check that fails itself is a problem, never an exception."""
-    checks = [check_python, check_packages, check_kernels, check_disk, check_small_model]
+    checks = [check_python, check_packages, check_disk, check_small_model]
     imports = _guarded(check_imports)
     if {finding.subject for finding in imports if finding.status == "problem"} <= _AFTER_TORCH:
         checks += [check_memory, check_optional, check_gpu]
@@ -149,24 +149,6 @@ def check_packages() -> Iterator[Finding]:
         else:
             present += 1
     yield Finding("ok", "packages", f"{present} are present and in range")
-
-
-def check_kernels() -> Iterator[Finding]:
-    """Check that what this Python's kernels of Jupyter start is still there."""
-    if importlib.util.find_spec("jupyter_client") is None:
-        return
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    for name, found in KernelSpecManager().get_all_specs().items():
-        python, *words = found["spec"]["argv"]
-        ours = os.path.realpath(python) == os.path.realpath(sys.executable)
-        if not ours or words[:1] != ["-m"]:
-            continue
-        package = importlib.util.find_spec(words[1].partition(".")[0])
-        if package is None or importlib.util.find_spec(words[1]) is None:
-            text = f"it starts {words[1]}, which is not there any more"
-            remedy = "install it again: labkit phantom --gpu GPU --install-kernel"
-            yield Finding("problem", f"kernel {name}", text, remedy)
 
 
 def check_imports() -> Iterator[Finding]:

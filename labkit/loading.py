@@ -1,19 +1,15 @@
-"""Loading, timed and weighed: what lesson 21 compares workers, pinning and streaming with.
+"""Loading, timed: what lesson 21 compares workers and pinning with.
 
     rows_per_second("cpu", num_workers=2)
-    most_held_bytes(np.memmap("tokens.bin", np.uint16, "r").reshape(-1, 1024))
 
-Limits: rates are those of a machine as busy as it is. Bytes are what Python and NumPy allocate;
-pages of mapped files are not among them.
+Limits: rates are those of a machine as busy as it is.
 """
 
 import re
 import time
-import tracemalloc
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -43,14 +39,3 @@ def rows_per_second(device: str, **options: Any) -> float:
         rows = sum(len(batch.to(device, non_blocking=True)) for batch in loader)
         seconds.append(time.perf_counter() - start)
     return rows / min(seconds[1:])
-
-
-def most_held_bytes(rows: Iterable[np.ndarray]) -> int:
-    """Read all ``rows``, and return the most that Python and NumPy held meanwhile, in bytes."""
-    tracemalloc.start()
-    try:
-        for row in rows:
-            row.sum()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()

@@ -134,15 +134,13 @@ def held_out_loss(
     tokenizer: Any = None,
     rows: int = 16,
     seq_len: int = 256,
-    batch_size: int = 4,
     seed: int = 0,
 ) -> float:
     """Return the mean loss per token on the test split, in nats; its exponential is the perplexity.
 
     ``model`` is a transformers causal language model (adapters and quantized layers included),
     evaluated without dropout and gradients, and left in the mode it was in. ``tokenizer``,
-    ``rows``, ``seq_len`` and ``seed`` are as for ``batches``; ``batch_size`` rows at once change
-    no result.
+    ``rows``, ``seq_len`` and ``seed`` are as for ``batches``.
     """
     rows = positive_int(rows, "rows")
     if positive_int(seq_len, "seq_len") < 2:
@@ -155,7 +153,7 @@ def held_out_loss(
     total = 0.0
     try:
         with torch.no_grad(), half_products(device):
-            for part in ids.split(positive_int(batch_size, "batch_size")):
+            for part in ids.split(4):
                 total += float(model(input_ids=part, labels=part).loss) * len(part)
     finally:
         for module, training in modes.items():

@@ -22,13 +22,13 @@ import nbformat
 
 from gpumem.figures import html_pages
 from gpumem.inputs import InputError
-from labkit.cheat_sheet import gather, verdict_table
 from labkit.course import report
 from labkit.course.outcomes import Outcome, read_outcomes, stored_result
 from labkit.lesson import results
 from labkit.lesson.notebooks import read_notebook
 from labkit.lesson.results import Result
 from labkit.recording import accuracy
+from labkit.trial import gather, verdict_table
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Where executed lessons lie among the pages.
@@ -279,7 +279,7 @@ def _recorded_gpus() -> list[tuple[str, ...]]:
         dates = dict.fromkeys([first.date[:10], newest.date[:10]])
         rows.append(
             (
-                newest.machine["name"],
+                newest.machine.name,
                 " to ".join(dates),
                 str(len(lessons.get(gpu, []))),
                 f"{len(table.rows)} recipes and set-ups" if table else "–",

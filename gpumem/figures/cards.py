@@ -33,7 +33,6 @@ TONES: dict[str, Look] = {
     "good": GOOD,
     "warning": WARM,
     "error": BAD,
-    "hint": Look("?", "#6a3d9a"),
 }
 
 
@@ -61,7 +60,7 @@ def message_card(text: str, *, title: str = "", tone: str = "note", code: str = 
     Args:
         text: what to say; blank lines separate paragraphs.
         title: the words in the badge; the tone's own name if empty.
-        tone: ``note``, ``good``, ``warning``, ``error`` or ``hint``.
+        tone: ``note``, ``good``, ``warning`` or ``error``.
         code: source to show under the text.
 
     Raises:

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ _TRACKED = (
 
 @dataclass(frozen=True)
 class Machine:
-    """What this computer is to the lessons.
+    """What this computer is to the lessons, or as much of it as a record says.
 
     Attributes:
         kind: ``"cuda"``, ``"rocm"``, ``"mps"`` or ``"cpu"``.
@@ -52,13 +52,13 @@ class Machine:
 
     kind: str
     name: str
-    capacity_bytes: int | None
-    note: str
-    versions: dict[str, str | None]
-    bf16_native: bool
-    cores: int
-    host_memory_bytes: int
-    in_colab: bool
+    capacity_bytes: int | None = None
+    note: str = ""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    bf16_native: bool = False
+    cores: int = 0
+    host_memory_bytes: int = 0
+    in_colab: bool = False
     phantom: bool = False
 
     @property

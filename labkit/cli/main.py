@@ -134,20 +134,18 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
 
     record = commands.add_parser(
         "record",
-        help="store what this machine's GPU gives (CUDA only)",
-        description="Without --lessons or --accuracy, both are recorded. What is recorded already "
-        "is skipped, so that the same command continues an interrupted recording.",
+        help="store what this machine's GPU gives in all lessons (CUDA only)",
+        description="What is recorded already is skipped, so that the same command continues an "
+        "interrupted recording.",
         epilog="exit code: 0, 1 if something failed or is not valid, or 2 for bad input or no GPU",
     )
     option = record.add_argument
-    option("--lessons", nargs="*", metavar="LESSON", help="number, name or path (default: all)")
-    option("--accuracy", action="store_true", help="accuracy matrix (benchmarks/accuracy.py)")
+    option("--lessons", nargs="*", default=[], metavar="LESSON", help="(default: all)")
     lent = "record in results/phantom/<gpu> what a GPU that is not there gives: a100-80gb"
     option("--phantom", dest="lent", metavar="GPU", help=lent)
     option("--again", action="store_true", help="record also what is recorded already")
     option("--out", default="results", help="folder (default: %(default)s)")
-    seconds = "for each part (default: %(default)s)"
-    option("--timeout", type=int, default=1800, metavar="SECONDS", help=seconds)
+    option("--timeout", type=int, default=1800, metavar="SECONDS", help=limit)
     option("--check", nargs="*", metavar="FOLDER", help="only check results/<gpu> (default: all)")
     record.set_defaults(action=_record)
 
@@ -264,7 +262,7 @@ def _record(options: argparse.Namespace) -> int:
     from gpumem.hardware import this_machine
     from labkit.course import runner
     from labkit.lesson import notebooks
-    from labkit.recording import accuracy, recorder
+    from labkit.recording.recorder import record_lessons
 
     here = this_machine.machine()
     if not here.can_measure:
@@ -272,32 +270,18 @@ def _record(options: argparse.Namespace) -> int:
             f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
             f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
         )
-    if options.lessons is None and not options.accuracy:
-        options.lessons, options.accuracy = [], True
-    chosen = [] if options.lessons is None else notebooks.find(options.lessons)
-    if options.accuracy:
-        recorder.accuracy_script()
+    chosen = notebooks.find(options.lessons)
     timeout_seconds = positive_int(options.timeout, "--timeout")
     key = this_machine.gpu_key(here.name, here.capacity_bytes)
     place = Path("phantom" if here.phantom else "", key)
     target, work = Path(options.out) / place, RECORD_FOLDER / place
     for folder in (target, work):
         runner.prepare_folder(folder)
-    ours = recorder.Recorder(target, work, here, options.again, timeout_seconds)
-    code = 0
-    if chosen:
-        course = ours.lessons(chosen, announce)
-        if course.outcomes:
-            code = finish(course)
-        if course.interrupted:
-            return code
-    files = (accuracy.FILE, accuracy.HEADLINES_FILE) if options.accuracy else ()
-    parts = [(file, ours.accuracy(file)) for file in files]
-    if parts:
-        print_table(("Part", "Status"), parts)
+    how = {"again": options.again, "timeout_seconds": timeout_seconds, "announce": announce}
+    course, ran_elsewhere = record_lessons(chosen, here, target=target, work=work, **how)
+    code = finish(course) if course.outcomes else 0
     print(f"Results: {target.resolve()}")
-    failed = ours.ran_elsewhere or any(status == recorder.FAILED for _, status in parts)
-    return 1 if failed else code
+    return 1 if ran_elsewhere and code == 0 else code
 
 
 def _check(folders: Sequence[Path], out: Path) -> int:

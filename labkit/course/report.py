@@ -29,7 +29,15 @@ from labkit.course.check import result_of, widget_models
 from labkit.course.html_parts import repair, sanitise
 from labkit.course.outcomes import Outcome, stored_result
 from labkit.lesson.claim_cards import VERDICTS, found_lines
-from labkit.lesson.claims import Claim, Judgement, format_found, format_value, judge, of_lesson
+from labkit.lesson.claims import (
+    Claim,
+    Judgement,
+    all_claims,
+    format_found,
+    format_value,
+    judge,
+    of_lesson,
+)
 from labkit.lesson.notebooks import read_notebook
 from labkit.lesson.results import RESULT_MIME, Result, versions_text
 
@@ -91,20 +99,17 @@ def verdict_table(results: Sequence[Result]) -> Markup:
 
 
 def verdict_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """Return the cells of the verdict table as text, one row per claim."""
-    return [
-        (
-            result.lesson,
-            entry.get("says") or entry["id"],
-            " ".join(entry.get("sources", ())),
-            entry.get("claimed") or "",
-            format_found(entry.get("measured"), entry.get("unit") or ""),
-            str(entry["verdict"]),
-            entry.get("mode") or result.where,
-        )
-        for result in results
-        for entry in result.judgements
-    ]
+    """Return the cells of the verdict table as text, one row per claim that is known."""
+    rows = []
+    for result in results:
+        for entry in result.judgements:
+            claim = all_claims().get(entry["id"])
+            if claim is None:
+                continue
+            said = result.lesson, claim.says, " ".join(claim.sources), claim.claimed
+            found = format_found(entry.get("measured"), claim.unit)
+            rows.append((*said, found, str(entry["verdict"]), entry.get("mode") or result.where))
+    return rows
 
 
 # --- one notebook ------------------------------------------------------------------------------

@@ -1,20 +1,20 @@
-"""Exercises: a check that explains, hints one at a time, and a solution.
+"""Exercises: a check that explains, and a solution.
 
 A lesson's exercises are in ``labkit/exercises/lesson_NN.py``: solutions, checks decorated with
-``check_of``, and what they compare with, as the notebook shows it. The notebook asks the question.
+``check_of``, and what they compare with, as the notebook shows it. The notebook asks the question,
+and has hints in boxes below it.
 
 A check answers *correct*, *not yet* with a reason, or *not attempted*; it never raises because of
 what the learner gave. The learner's code runs in this process, without a time limit.
 """
 
-import copy
 import importlib
 import inspect
 import symtable
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -50,18 +50,14 @@ class Exercise:
     The solution says which kind of answer is asked for: a function without parameters returns
     the right value; any other function, generator function or class is itself a right answer.
     The check is given the answer; it returns None or a ``Correct`` if the answer is right, else a
-    sentence saying why not yet. The hints go from a nudge to nearly the answer.
+    sentence saying why not yet.
     """
 
-    def __init__(
-        self, id: str, solution: Callable[..., Any], hints: Sequence[str], check: Check
-    ) -> None:
+    def __init__(self, id: str, solution: Callable[..., Any], check: Check) -> None:
         self.id = id
-        self.hints = hints
         self._solution = solution
         self.asks_for_function = bool(inspect.signature(solution).parameters)
         self._check = check
-        self._hints_shown = 0
 
     @property
     def right_answer(self) -> Any:
@@ -72,15 +68,6 @@ class Exercise:
         feedback = self._feedback(answer)
         exercise_card(feedback)
         return feedback
-
-    def hint(self) -> None:
-        """Show the next hint."""
-        if self._hints_shown == len(self.hints):
-            message_card("`.solution()` shows one way to do it.", title="no more hints")
-            return
-        self._hints_shown += 1
-        title = f"hint {self._hints_shown} of {len(self.hints)}"
-        message_card(self.hints[self._hints_shown - 1], title=title, tone="hint")
 
     def solution(self) -> None:
         """Show one way to do it, as source, with the imports that the notebook still lacks."""
@@ -123,22 +110,22 @@ class Exercise:
 _EXERCISES: dict[str, Exercise] = {}
 
 
-def check_of(id: str, solution: Callable[..., Any], *hints: str) -> Callable[[Check], Check]:
+def check_of(id: str, solution: Callable[..., Any]) -> Callable[[Check], Check]:
     """Make the decorated function the check of the exercise ``id``; see ``Exercise``."""
 
     def register(check: Check) -> Check:
-        _EXERCISES[id] = Exercise(id, solution, hints, check)
+        _EXERCISES[id] = Exercise(id, solution, check)
         return check
 
     return register
 
 
 def exercise(id: str) -> Exercise:
-    """Return the exercise called ``id``, with all its hints still to come."""
+    """Return the exercise called ``id``; an `InputError` names the nearest."""
     modules = Path(__file__).parent.glob("lesson_*.py")
     lessons = sorted(module.stem.removeprefix("lesson_") for module in modules)
     lesson = one_of(str(id).partition("-")[0], lessons, "lesson")
-    return copy.copy(_EXERCISES[one_of(id, of_lesson(lesson), "exercise")])
+    return _EXERCISES[one_of(id, of_lesson(lesson), "exercise")]
 
 
 def of_lesson(lesson: str) -> list[str]:

@@ -23,12 +23,7 @@ def momentum(parameters):
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
-@check_of(
-    "00-1",
-    optimizer_percent,
-    "Part over whole, times 100. The whole is `run.peak_bytes`.",
-    'The part is `run.bytes_of("optimizer")`. Do not forget to `return` the result.',
-)
+@check_of("00-1", optimizer_percent)
 def check_share(answer):
     asked = "Asked for is the state's share of the peak, in percent."
     # Three numbers of state per weight and one: what is true of AdamW's two only is wrong for both.
@@ -66,13 +61,7 @@ def largest_batch():
     return int((lab.gpu("t4").budget_bytes - paid_once) // per_row)
 
 
-@check_of(
-    "00-2",
-    largest_batch,
-    "reserved = paid once + rows × per row. Call `t4_run` for batches of 8 and 16; the difference "
-    "of their `reserved_bytes` over 8 is what one row costs.",
-    'rows = (lab.gpu("t4").budget_bytes - paid once) / per row, rounded down.',
-)
+@check_of("00-2", largest_batch)
 def check_batch(answer):
     return checks.expect_limit(
         answer,

@@ -26,14 +26,7 @@ def crossing_batch():
     return round(states / activations_of_one_text)
 
 
-@check_of(
-    "01-1",
-    crossing_batch,
-    "Activations grow in proportion to the batch; one run at a small batch says what one text "
-    "costs. In pure bf16 everything stored per parameter has 2 bytes. There are four such things.",
-    "states = 8 bytes × parameters; batch = states / (activations of a run / its batch). "
-    'The activations of a run are `run.highest_bytes("activations")`.',
-)
+@check_of("01-1", crossing_batch)
 def check_crossing(answer):
     batch_size = checks.whole_number(answer, "the batch size", most=10_000)
     setting = {"precision": "bf16", "batch_size": batch_size, "seq_len": SEQ_LEN, **DEEP}
@@ -62,14 +55,7 @@ def make_optimizer(parameters, lr=1e-3):
     return torch.optim.AdamW(parameters, lr=lr, foreach=False)
 
 
-@check_of(
-    "01-2",
-    make_optimizer,
-    "The extra bytes are temporaries of the update. How many parameters does AdamW "
-    "update in one go?",
-    "On a GPU AdamW works on lists of tensors, all parameters at once. The documentation "
-    "of torch.optim.AdamW calls this `foreach`.",
-)
+@check_of("01-2", make_optimizer)
 def check_optimizer(answer):
     make = partial(checks.call, answer)
     setting = {"batch_size": 1, "seq_len": SEQ_LEN, "make": make, **DEEP}

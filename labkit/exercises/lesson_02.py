@@ -42,13 +42,7 @@ def _samples():
     return [*map(_crowd, [(0, 5, 10), (2, 3, 4, 19), range(0, 40, 5), ()]), memory.segments()]
 
 
-@check_of(
-    "02-1",
-    returned,
-    "A segment goes back to the driver as a whole. Which segments can go?",
-    "Those whose blocks are all `inactive`, the first and every other: `all(block['state'] == "
-    "'inactive' for block in segment['blocks'])`. Add up their `total_size`.",
-)
+@check_of("02-1", returned)
 def check_returned(answer):
     for segments in _samples():
         right = returned(segments)
@@ -95,13 +89,7 @@ class _Watched(CachingAllocator):
         return {b["name"] for b in _blocks(self.segments()) if b["state"] != "inactive"}
 
 
-@check_of(
-    "02-2",
-    tidy,
-    "After the scratch is freed, what is left in each segment? Draw the map.",
-    "One result in each of eight segments holds them all. Eight results together would hold two. "
-    "Allocate them one after the other, with no scratch tensor in between.",
-)
+@check_of("02-2", tidy)
 def check_tidy(answer):
     asked, wanted = _Watched(), _Watched()
     answer(asked)

@@ -24,13 +24,7 @@ def activations(L, h, f, groups, s, b):
     return L * s * b * (norms + attention + mlp)
 
 
-@check_of(
-    "03-1",
-    activations,
-    "Take the list of what a layer keeps: which have width h, which f, which format?",
-    "MLP: four of width f. Attention: two of width h, two of width h / groups. All two bytes. Each "
-    "of the two norms keeps one in FP32 and two in BF16, all of width h.",
-)
+@check_of("03-1", activations)
 def check_activations(answer):
     for model, seq_len, batch_size in TRIED:
         shape = catalogue.config(model)
@@ -69,13 +63,7 @@ def settings():
     return {"batch_size": 4, "checkpointing": True, "chunked_loss": True}
 
 
-@check_of(
-    "03-2",
-    settings,
-    "Which part is the largest at the peak? Checkpointing cannot shrink that one.",
-    "The logits grow with the tokens of one forward pass, not of one optimizer step: take several "
-    "small passes (`accumulate`), or the loss in pieces (`chunked_loss`).",
-)
+@check_of("03-2", settings)
 def check_settings(answer):
     recipe = Recipe(precision="bf16", seq_len=TARGET_LENGTH, **settings_of(answer, FREE))
     if recipe.tokens < LEAST_TOKENS:

@@ -21,12 +21,7 @@ def rows_needed():
     return math.floor(copies_gib / saved_gib) + 1
 
 
-@check_of(
-    "04-1",
-    rows_needed,
-    "The 16-bit copies of the weights do not depend on the batch. How large are they?",
-    "The copies add 2 bytes per parameter, 0.65 GiB. What does a row save? Half of half of it.",
-)
+@check_of("04-1", rows_needed)
 def check_rows(answer):
     answer = checks.whole_number(answer, "The number of rows")
     slips = {
@@ -55,13 +50,7 @@ def halved(device, batch_size=16, steps=2):
         yield loss
 
 
-@check_of(
-    "04-2",
-    halved,
-    "What is left at the peak under AMP? `lab.bars` of your own run shows it.",
-    "The activations are left. `lab.checkpointing(model)` after making the model attacks those "
-    "(lesson 06), and so does a batch cut into pieces (lesson 07).",
-)
+@check_of("04-2", halved)
 def check_halved(answer):
     update, enabled = torch.amp.GradScaler.update, []
 

@@ -21,13 +21,7 @@ def blocks_needed():
     return math.ceil(too_much_mib / (kept_mib - input_mib))
 
 
-@check_of(
-    "06-1",
-    blocks_needed,
-    "The peak is the larger of two moments. Which of them do checkpoints lower?",
-    "Where backward begins, n checkpointed blocks leave 600 + 24 × 200 − n × (200 − 8) MiB. When "
-    "is that no more than 2,000?",
-)
+@check_of("06-1", blocks_needed)
 def check_blocks(answer):
     answer = checks.whole_number(answer, "The number of blocks")
     slips = {
@@ -66,13 +60,7 @@ def recompute(run, hidden, gradient):
     return hidden.grad
 
 
-@check_of(
-    "06-2",
-    recompute,
-    "Where does a graph begin, and who records it? A detached input with `requires_grad_()` is its "
-    "leaf, `torch.enable_grad()` records it.",
-    "Run the block, call `backward(gradient)` on its output, and return the leaf's `.grad`.",
-)
+@check_of("06-2", recompute)
 def check_recompute(answer):
     how = {"mode": "measure"}
     run = checks.run_experiment(train_blocks, again=partial(checks.call, answer), **how)

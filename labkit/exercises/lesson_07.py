@@ -27,13 +27,7 @@ def _slips(piece_tokens, batch_tokens, pieces):
     }
 
 
-@check_of(
-    "07-1",
-    factor,
-    "A token should count 1 / batch_tokens. In the mean it counts 1 / piece_tokens, and accelerate "
-    "divides that by pieces.",
-    "Undo both divisions, then divide by batch_tokens.",
-)
+@check_of("07-1", factor)
 def check_factor(answer):
     jobs = [(1000, 1030, 4), (10, 1030, 4), (256, 512, 2), (96, 1024, 8)]
     return checks.expect_results(answer, factor, jobs, slips=_slips)
@@ -56,13 +50,7 @@ def in_pieces(device, batch_size=64, steps=3):
         yield total
 
 
-@check_of(
-    "07-2",
-    in_pieces,
-    "Make the labels of the whole batch first, count them, then split ids and labels.",
-    "`num_items_in_batch=n` divides each piece's sum by n = (labels[:, 1:] != -100).sum(), "
-    "counted over the whole batch. Yield the sum of the detached losses.",
-)
+@check_of("07-2", in_pieces)
 def check_in_pieces(answer):
     run, reference = checks.run_both(answer, all_rows, mode="measure", batch_size=64, steps=2)
     if problem := checks.same_losses(run, reference):

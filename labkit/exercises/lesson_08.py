@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
 
-import labkit as lab
 from gpumem.runs import Run
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
@@ -15,24 +15,11 @@ STEP, MOST_TOKENS = 512, 1 << 16
 MOST_PEAK = 0.25
 sdpa = from_notebook("08", "sdpa", globals())
 repeated = from_notebook("08", "repeated", globals())
+AttentionInterface.register("repeated", repeated)
+# Names of which the lesson's `train` makes its defaults.
+model_name, precision, batch_size, seed, steps = "SmolLM2-135M", "amp-fp16", 1, 0, 1
+train = from_notebook("08", "train", globals())
 capped = from_notebook("08", "capped", globals())
-
-
-def train(device, seq_len=512, attention="eager", layers=None):
-    """The lesson's step in FP16 autocast, one row."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register("repeated", repeated)
-    model = lab.model("SmolLM2-135M", device=device, layers=layers)
-    model.set_attn_implementation(attention)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for ids in lab.batches(device=device, batch_size=1, seq_len=seq_len, steps=1):
-        with lab.autocast(device, "amp-fp16"):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
 
 
 def needs(attention: str, seq_len: int) -> Run:
@@ -55,14 +42,7 @@ def longest():
     return found
 
 
-@check_of(
-    "08-1",
-    longest,
-    "Run each way at 1024 and 2048 tokens. Doubling multiplies the part that grows with n "
-    "by 2 and the part that grows with n² by 4.",
-    "Three lengths give the three numbers of a + b n + c n² (for 'repeated', c is small). "
-    "Set that equal to `run.capacity_bytes`, solve for n and try it: what is reserved decides.",
-)
+@check_of("08-1", longest)
 def check_longest(answer):
     lengths = checks.settings_of(answer, ("eager", "repeated"))
     if len(lengths) < 2:
@@ -104,13 +84,7 @@ def _inputs(device) -> list[torch.Tensor]:
     return [2 * torch.randn(1, 4, 1024, 32, device=device) for _ in range(3)]
 
 
-@check_of(
-    "08-2",
-    thrifty,
-    "Cut the queries into blocks of rows. A block of rows needs its own scores only.",
-    "`checkpoint(some_rows, queries, keys, values, start, use_reentrant=False)`; the future of a "
-    "block that begins at `start` is `.triu(start + 1)`.",
-)
+@check_of("08-2", thrifty)
 def check_thrifty(answer):
     if problem := checks.same_gradients(answer, capped, *_inputs("cpu")):
         return f"{problem} Check the cap, and which keys the queries of each block may see."

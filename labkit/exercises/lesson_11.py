@@ -22,14 +22,7 @@ def fewer_gib():
     return (width + inner) * 2 * tokens * layers / 1024**3  # x / rms, and silu(gate)
 
 
-@check_of(
-    "11-1",
-    fewer_gib,
-    "The figure of the lesson shows which two tensors the compiler drops at its default. How wide "
-    "is each of them?",
-    "`x / rms` has 4096 numbers for each token, `silu(gate)` has 14336, each of two bytes. There "
-    "are 2 × 4096 tokens and 32 layers.",
-)
+@check_of("11-1", fewer_gib)
 def check_fewer(answer):
     slips = {
         18: "Numbers in BF16 take two bytes, not four.",
@@ -49,14 +42,7 @@ def frugal(blocks):
     return blocks
 
 
-@check_of(
-    "11-2",
-    frugal,
-    "An eager step of a block takes nine matrix products, three in forward and six in backward. "
-    "One product more is a ninth, 11 %. Which wide tensor can one product bring back?",
-    "Keep `x` and `gate`. `up` is one product, and `product` follows from both. Which budget in "
-    "the lesson's figure keeps just these, and what has to be compiled for it?",
-)
+@check_of("11-2", frugal)
 def check_frugal(answer):
     ours_losses, ours_bytes, ours_flops = _on_the_cpu(partial(checks.call, answer))
     losses, most_bytes, flops = _on_the_cpu(None)

@@ -1,15 +1,19 @@
 """Exercises of lesson 12: how many chunks, and a loss over 128 thousand tokens that fits."""
 
+import math
+
 import torch
 from torch.nn import functional
 
 from gpumem.units import GIB, format_bytes
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
+from labkit.exercises.notebook_code import from_notebook
 
 VOCABULARY, WIDTH, TOKENS = 128_256, 2048, 8192
 MOST_PEAK_BYTES = 2 * GIB
 GPU = "rtx-4090"
+GradientInForward = from_notebook("12", "GradientInForward", globals())
 
 
 def chunks():
@@ -18,13 +22,7 @@ def chunks():
     return -(-tokens // tokens_per_chunk)  # rounded up
 
 
-@check_of(
-    "12-1",
-    chunks,
-    "How many bytes are the logits of a single token?",
-    "128 256 × 4 bytes a token. How many whole tokens fit in 256 × 1024² bytes? Divide "
-    "4 × 8 192 by that, and round up.",
-)
+@check_of("12-1", chunks)
 def check_chunks(answer):
     slips = {
         62: "Then a chunk is a little over the limit: round up.",
@@ -41,43 +39,11 @@ def whole_loss(hidden, weight, labels):
 
 
 def loss_of(hidden, weight, labels):
-    class GradientInForward(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, hidden, weight, labels):
-            hidden_gradient = torch.empty_like(hidden)
-            weight_gradient = torch.zeros_like(weight)
-            count = (labels != -100).sum()
-            total = 0
-            parts = [tensor.split(128) for tensor in (hidden, labels, hidden_gradient)]
-            for rows, targets, rows_gradient in zip(*parts, strict=True):
-                part = functional.linear(rows, weight).float().log_softmax(-1)
-                total += functional.nll_loss(part, targets, reduction="sum")
-                part.exp_()
-                part[torch.arange(len(targets)), targets.clamp(min=0)] -= 1
-                part *= (targets != -100)[:, None] / count
-                part = part.to(weight.dtype)
-                rows_gradient.copy_(part @ weight)
-                weight_gradient.addmm_(part.T, rows)
-            ctx.save_for_backward(hidden_gradient, weight_gradient)
-            return total / count
-
-        @staticmethod
-        def backward(ctx, scale):
-            hidden_gradient, weight_gradient = ctx.saved_tensors
-            return scale * hidden_gradient, scale * weight_gradient, None
-
-    return GradientInForward.apply(hidden, weight, labels)
+    return GradientInForward.apply(hidden, weight, labels, math.ceil(len(labels) / 128))
 
 
 # Limit: simulation does not see inside F.linear_cross_entropy, so its chunks may be too large.
-@check_of(
-    "12-2",
-    loss_of,
-    "The weight is half a GiB, and checkpointed chunks take three copies of its gradient, too. "
-    "Which of the lesson's two ways takes fewer?",
-    "Compute the gradient in forward, in chunks of 128 tokens. Ignored labels get no gradient, and "
-    "do not count in the mean.",
-)
+@check_of("12-2", loss_of)
 def check_loss(answer):
     generator = torch.Generator().manual_seed(0)
     for tokens in (24, 1021):  # the second is prime: no number of chunks divides it

@@ -31,13 +31,7 @@ def _slips(sizes):
     }
 
 
-@check_of(
-    "14-1",
-    state_bytes,
-    "One byte for each of the two moments, and then the scales. Which tensors are too small?",
-    "Fewer than 4096 numbers: 8 bytes each. Else two bytes each, and 2 × 4 bytes for each block "
-    "of 256, rounded up.",
-)
+@check_of("14-1", state_bytes)
 def check_bytes(answer):
     jobs = (([1_048_576],), ([1_048_576, 3000, 4095],), ([4096, 4097, 5000],))
     return checks.expect_results(answer, state_bytes, jobs, slips=_slips, rel_tolerance=1e-6)
@@ -58,12 +52,7 @@ def light(device, steps=20):
         yield loss
 
 
-@check_of(
-    "14-2",
-    light,
-    "A matrix of 48 × 80 has 3840 numbers. How many bits does AdamW8bit use for its states?",
-    "`min_8bit_size=1024` in AdamW8bit rounds the states of every matrix here, not of the norms.",
-)
+@check_of("14-2", light)
 def check_light(answer):
     run, reference = checks.run_both(answer, heavy, mode="measure", steps=STEPS)
     if problem := checks.memory_target(run, int(MOST_PEAK * reference.peak_bytes)):

@@ -26,13 +26,7 @@ def adapter_bytes():
     return 16 * trained  # weight 4, gradient 4, AdamW's two moments 8
 
 
-@check_of(
-    "15-1",
-    adapter_bytes,
-    "A has rank × inputs numbers, B has outputs × rank. How many outputs have k and v?",
-    "Per layer 16 × (8192 + 5120 + 5120 + 8192) numbers. In FP32 each costs a weight, a "
-    "gradient and two moments.",
-)
+@check_of("15-1", adapter_bytes)
 def check_adapter_bytes(answer):
     right = adapter_bytes()
     all_wide = right * 4 * 8192 // 26624  # as if k and v had 4096 outputs
@@ -74,13 +68,7 @@ def thrifty(device, batch_size=8, seq_len=512, dtype=torch.bfloat16, steps=2):
         yield total
 
 
-@check_of(
-    "15-2",
-    thrifty,
-    "Begin with `lab.checkpointing(model)` and look at what stands at the peak then.",
-    "What is left is the loss over eight rows at once. Lesson 07 sends a batch in pieces: "
-    "`for part in ids.chunk(4)`, backward of a quarter of the loss for each part, one step.",
-)
+@check_of("15-2", thrifty)
 def check_thrifty(answer):
     run = checks.run_experiment(answer, mode="simulate", gpu=GPU, steps=1, **LONG)
     if problem := checks.memory_target(run, MOST_BYTES):

@@ -17,13 +17,7 @@ def weights_gb():
     return (in_layers * bits / 8 + embedding + output_layer) / 1e9
 
 
-@check_of(
-    "16-1",
-    weights_gb,
-    "Only two terms of the table depend on the vocabulary. How large are they?",
-    "Keep the table's codes, scales and scales of the scales. Embedding and output layer are "
-    "128 256 × 8192 weights each, of two bytes.",
-)
+@check_of("16-1", weights_gb)
 def check_weights(answer):
     layers = IN_LAYERS * (4 + 8 / 64 + 32 / (64 * 256)) / 8e9
     table = 2 * VOCABULARY * WIDTH / 1e9
@@ -50,13 +44,7 @@ def squeeze(scales):
     return codes, steps
 
 
-@check_of(
-    "16-2",
-    squeeze,
-    "8.3 bits are one byte for each scale, and 0.3 bits for the steps. How many share a step?",
-    "A step in FP32 for 256 scales takes 0.125 bits each: the largest of them divided by 255, "
-    "which is the largest number of `torch.uint8`.",
-)
+@check_of("16-2", squeeze)
 def check_squeeze(answer):
     # Some blocks of the matrix hold much larger weights.
     weight = 0.02 * torch.randn(64 * 8 * GROUP, generator=torch.Generator().manual_seed(0))

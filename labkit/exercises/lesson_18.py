@@ -26,14 +26,7 @@ def tokens_to_hide(weight, gradient, read, write, flops):
     return per_parameter * flops / 6  # both times grow with the number of parameters
 
 
-@check_of(
-    "18-1",
-    tokens_to_hide,
-    "For each parameter: how many bytes does a step read, and how many does it write? "
-    "Divide each by its speed and add.",
-    "For each parameter and token the GPU does 6 operations, so it takes `6 / flops` "
-    "seconds. How many tokens fill the disk's seconds?",
-)
+@check_of("18-1", tokens_to_hide)
 def check_tokens(answer):
     return checks.expect_results(answer, tokens_to_hide, JOBS, slips=_slips) or checks.Correct(
         "That is right. The number of parameters is in both times and cancels: the same tokens "
@@ -94,14 +87,7 @@ def thrifty(device, shelf, layers=12, width=64, steps=3):
         yield loss
 
 
-@check_of(
-    "18-2",
-    thrifty,
-    "The lesson's `move_to_disk` does it for any model: what is left of it with plain SGD?",
-    "Fill a layer's storage in `register_forward_pre_hook` and "
-    "`register_full_backward_pre_hook`, empty it in `register_forward_hook`, and step in "
-    "`register_post_accumulate_grad_hook`, on the CPU.",
-)
+@check_of("18-2", thrifty)
 def check_thrifty(answer):
     narrow = {"mode": "measure", "layers": LAYERS, "width": NARROW, "steps": 3}
     reference = checks.reference_run(roomy, shelf=None, **narrow)

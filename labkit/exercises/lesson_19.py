@@ -62,14 +62,7 @@ def fewest():
     return counts[bisect_left(counts, True, key=lambda ranks: seventy(ranks).fits)]
 
 
-@check_of(
-    "19-1",
-    fewest,
-    "69 billion parameters, 16 bytes each, divided by N; and then the floor, which the "
-    "shorter rows lower. Above which N is the sum below 23 GiB?",
-    'Try `lab.simulate(measured.train, gpu="rtx-4090", ranks=N, model="Llama-2-70B", layers=80, '
-    'alike="layers", seq_len=2048).fits` for some N between 64 and 128.',
-)
+@check_of("19-1", fewest)
 def check_fewest(answer):
     found = expect_limit(answer, "GPUs", seventy, most=MOST_GPUS, step=-MACHINE)
     if isinstance(found, str) and found.endswith("fit, too."):
@@ -82,14 +75,7 @@ def cut(net, **options):
         fully_shard(part, **options)
 
 
-@check_of(
-    "19-2",
-    cut,
-    "The root unit holds whatever no other unit does, and it is whole from the start of "
-    "forward to its end, and again of backward. What is large and not in a layer?",
-    "`net.model.embed_tokens` and `net.lm_head` have 525 million parameters each: make "
-    "each a unit of its own, beside every one of `net.model.layers`.",
-)
+@check_of("19-2", cut)
 def check_cut(answer):
     def watched(net, **options):
         answer(net, **options)

@@ -51,14 +51,7 @@ def _llama(layers: int, device: str) -> nn.Module:
     return lab.model("Llama-3.1-8B", layers=layers, dtype=torch.bfloat16, device=device)
 
 
-@check_of(
-    "20-1",
-    place,
-    "Go through the modules in the order in which they run, and count bytes.",
-    "GPU 0 takes modules until the next one would not fit, GPU 1 takes the rest. Leave 256 MiB of "
-    "each for the pass. `infer_auto_device_map` does it, too, and keeps the largest module's bytes "
-    "free on GPU 0 besides.",
-)
+@check_of("20-1", place)
 def check_place(answer):
     for layers, *rooms in PAIRS:
         model = _llama(layers, "meta")
@@ -117,13 +110,7 @@ def work(rank, ranks, pieces):
     return [*tasks, *(("backward", piece) for piece in range(back, pieces))]
 
 
-@check_of(
-    "20-2",
-    work,
-    "Device 0 in the lower chart: how many go forward before the first comes back? And then?",
-    "GPU `rank` sends forwards until `ranks - rank` are on their way. Then a backward makes room "
-    "for each forward, and what is left comes back at the end.",
-)
+@check_of("20-2", work)
 def check_work(answer):
     for ranks, pieces in PIPELINES:
         lists = []
@@ -177,23 +164,21 @@ def _not_a_list_of_work(given: Any, pieces: int) -> str | None:
 def _slots(lists: Sequence[Sequence[tuple[str, int]]]) -> int | str:
     """Return when the last GPU is done, or which one waits for ever."""
     ended: dict[tuple[str, int, int], int] = {}
-    free, places = [0] * len(lists), [0] * len(lists)
-    while True:
-        waiting = []
-        moved = False
-        for rank, tasks in enumerate(lists):
-            while places[rank] < len(tasks):
-                kind, piece = tasks[places[rank]]
-                source = rank - 1 if kind == "forward" else rank + 1
-                inputs = (kind, piece, source)
-                if source in range(len(lists)) and inputs not in ended:
-                    waiting.append(f"GPU {rank} waits for ever for {kind} {piece} of GPU {source}.")
-                    break
-                free[rank] = max(free[rank], ended.get(inputs, 0)) + SLOTS[kind]
-                ended[kind, piece, rank] = free[rank]
-                places[rank] += 1
-                moved = True
-        if not waiting:
-            return max(free)
-        if not moved:
+    free = [0] * len(lists)
+    left = [list(tasks) for tasks in lists]
+    while any(left):
+        waiting, before = [], len(ended)
+        for rank, tasks in enumerate(left):
+            if not tasks:
+                continue
+            kind, piece = tasks[0]
+            source = rank - 1 if kind == "forward" else rank + 1
+            if source in range(len(lists)) and (kind, piece, source) not in ended:
+                waiting.append(f"GPU {rank} waits for ever for {kind} {piece} of GPU {source}.")
+                continue
+            free[rank] = max(free[rank], ended.get((kind, piece, source), 0)) + SLOTS[kind]
+            ended[kind, piece, rank] = free[rank]
+            del tasks[0]
+        if len(ended) == before:
             return waiting[0]
+    return max(free)

@@ -36,13 +36,7 @@ def _slips(first, second, budget_bytes):
     }
 
 
-@check_of(
-    "21-1",
-    most_positions,
-    "The two runs differ in their positions only. What does one more position take?",
-    "The difference of the peaks over that of the positions. Take the positions' part from one "
-    "peak: what is left is fixed. What the budget leaves, over the bytes of one, rounded down.",
-)
+@check_of("21-1", most_positions)
 def check_positions(answer):
     for job in RUNS:
         given, right = call(answer, *job), most_positions(*job)
@@ -78,13 +72,7 @@ def data_sets() -> list[tuple[list[int], int, int, int, int]]:
     ]
 
 
-@check_of(
-    "21-2",
-    batches,
-    "Sort the numbers of the texts by length. What would the step take with one more row?",
-    "From the longest text on, the first of a batch sets `longest`. Compare `fixed + (len(batch) "
-    "+ 1) * (linear * longest + square * longest**2)` with the budget.",
-)
+@check_of("21-2", batches)
 def check_batches(answer):
     for lengths, *model in data_sets():
         given = [list(batch) for batch in call(answer, list(lengths), *model)]

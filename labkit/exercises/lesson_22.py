@@ -42,13 +42,7 @@ def factor(weights, gradients, states, activations, k):
     return peak(activations) / peak(activations / k)
 
 
-@check_of(
-    "22-1",
-    factor,
-    "Write down both moments: backward holds weights, states and activations; the "
-    "optimizer's step holds weights, states and gradients.",
-    "before = weights + states + max(activations, gradients).",
-)
+@check_of("22-1", factor)
 def check_factor(answer):
     return expect_results(answer, factor, JOBS, slips=_slips)
 
@@ -108,14 +102,7 @@ def leaner():
     return "--amp --fused --checkpointing --chunk=256 --optimizer=cpu"
 
 
-@check_of(
-    "22-2",
-    leaner,
-    "Look at the table under the bars: what is in the peak of all seven?",
-    "Gradients are there because the second half of the rows comes after the first. Is "
-    "halving the rows still worth it, with checkpointing on?",
-    "The temporary bytes are logits, `chunk` tokens of them: 49152 columns of 4 bytes.",
-)
+@check_of("22-2", leaner)
 def check_leaner(answer):
     switches = switches_of(answer)
     for name in ("bf16", "nf4", "lora"):

@@ -37,14 +37,7 @@ def longest():
     return tokens
 
 
-@check_of(
-    "23-1",
-    longest,
-    "Memory is close to a straight line in the length. Estimate two lengths, 8192 and 16384 say. "
-    "How many bytes does a token take?",
-    "95 % of `estimate(...).capacity_bytes`, less the need, divided by the bytes per "
-    "token: so many more tokens there is room for. Round down, and try its neighbours.",
-)
+@check_of("23-1", longest)
 def check_longest(answer):
     tokens = whole_number(answer, "the number of tokens", most=POSITIONS)
     if tokens % MULTIPLE:
@@ -77,14 +70,7 @@ def thrifty_fields():
     }
 
 
-@check_of(
-    "23-2",
-    thrifty_fields,
-    "Eight billion weights: how many GiB do they take in each precision, and how many "
-    "bytes per parameter does that leave for optimizer state and gradients?",
-    "Almost none. `optimizer_in_backward` lets each gradient go at once, checkpointing the "
-    "activations. Of the two optimizers without state, one moves far fewer bytes.",
-)
+@check_of("23-2", thrifty_fields)
 def check_fields(answer):
     recipe = Recipe().but(**settings_of(answer))
     if recipe.lora:

@@ -44,13 +44,7 @@ def fields():
     return {"precision": "amp-fp16", "checkpointing": True, "chunked_loss": True}
 
 
-@check_of(
-    "24-1",
-    fields,
-    "Begin with one field and let the check say what a step takes. Which part is the largest?",
-    "Checkpointing for the activations, then what the loss holds. And on a T4, what does each of "
-    "the two moves of the pair do to the bound?",
-)
+@check_of("24-1", fields)
 def check_fields(answer):
     names = [field.name for field in fields_of(Recipe)]
     recipe = answer if isinstance(answer, Recipe) else PLAIN.but(**settings_of(answer, names))
@@ -104,14 +98,7 @@ def _measure_of(peaks: tuple[int, int], savings: Mapping[str, tuple[int, int]]) 
     return measure
 
 
-@check_of(
-    "24-2",
-    order,
-    "Begin with an empty list. In each round measure `[*adopted, name]` for every name "
-    "that is left, and compare with `measure(adopted)`.",
-    "Skip what saves nothing. A tuple ranks the others: `(True, saved)` if no seconds are "
-    "added, else `(False, saved / added)`.",
-)
+@check_of("24-2", order)
 def check_order(answer):
     for title, job in ORDER_JOBS.items():
         measure = _measure_of(*job)

@@ -44,14 +44,7 @@ def _slips(lengths, free_bytes, bytes_per_token):
     }
 
 
-@check_of(
-    "25-1",
-    conversations,
-    "How many pages are there, and how many does a conversation take, rounded up? Which ones "
-    "leave most pages to the others?",
-    "Pages: `free_bytes // (16 * bytes_per_token)`. Go through `sorted(lengths)`, and take "
-    "`-(-length // 16)` pages for each, while there are any.",
-)
+@check_of("25-1", conversations)
 def check_conversations(answer):
     kib = 32 * 1024  # a token of Llama-3.2-1B
     jobs = (
@@ -78,13 +71,7 @@ def steady(device, users=1024, prompt=8, steps=40):
             yield torch.logsumexp(logits, dim=-1).mean()
 
 
-@check_of(
-    "25-2",
-    steady,
-    "Which cache of transformers takes its final size at once? It is told the length.",
-    "`StaticCache(config=model.config, max_cache_len=prompt + steps - 1)`: the last token that is "
-    "chosen is never read.",
-)
+@check_of("25-2", steady)
 def check_steady(answer):
     run, reference = checks.run_both(answer, growing, mode="measure", steps=LOSS_STEPS)
     if problem := checks.same_losses(run, reference):

@@ -45,13 +45,6 @@ model.save_pretrained(options.out)
 """
 
 
-@check_of(
-    "26-1",
-    script,
-    "Count first: 8 billion weights in BF16, and what full training stores beside them. "
-    "What must be frozen, in four bits, or in fewer bits than AdamW wants?",
-    "Then the activations of 8192 tokens: checkpoint the layers, and give the model a few rows at "
-    "a time. Every piece reads, or unpacks, all weights again: see what the bound is made of.",
-)
+@check_of("26-1", script)
 def check_script(answer):
     return judge(answer, JOB)

@@ -148,7 +148,7 @@ def machine_card(machine: Machine, *, for_a_gpu: str = "") -> Card:
         ("Memory", ", ".join(memory) or "not known"),
         ("CPU cores", str(machine.cores)),
         ("bfloat16", "native" if machine.bf16_native else "not native, so slow here"),
-        ("Versions", versions_text({"versions": machine.versions}, None)),
+        ("Versions", versions_text(machine, None)),
     ]
     if for_a_gpu:
         rows.append(("For a GPU", for_a_gpu))

@@ -1,4 +1,4 @@
-"""Notebooks on Colab and Kaggle: how to get a GPU there, and the torchao that peft refuses.
+"""Notebooks on Colab and Kaggle: how to get a GPU there, and their torchao, which peft may refuse.
 
 Both lend a machine for some hours, so `prepare` may remove a package there. On any other machine,
 `labkit doctor` names the problem. Limits: the words for a GPU are those of the services' menus in
@@ -6,7 +6,6 @@ Both lend a machine for some hours, so `prepare` may remove a package there. On 
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -36,31 +35,16 @@ def for_a_gpu(machine: Machine) -> str:
     )
 
 
-def refused_torchao() -> str:
-    """Return why the installed peft refuses the installed torchao, in peft's words; "" if it does
-    not. peft (0.19 to 0.21) asks in ``get_peft_model``, and raises if torchao is too old."""
-    if importlib.util.find_spec("torchao") is None:
-        return ""
-    from peft.import_utils import is_torchao_available
-
-    try:
-        is_torchao_available()
-    except ImportError as error:
-        return str(error)
-    return ""
-
-
 def prepare(machine: Machine) -> str:
-    """Remove a torchao that peft refuses from a machine that is lent, and say so; "" if not."""
-    if host(machine) is None or not (reason := refused_torchao()):
+    """Remove torchao from a machine that is lent, and say so; "" where there is nothing to do.
+
+    peft (0.19 to 0.21) raises in ``get_peft_model`` where the one that is installed is too old.
+    """
+    if host(machine) is None or importlib.util.find_spec("torchao") is None:
         return ""
     command = [sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", "torchao"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=120).stderr.strip()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        answer = str(error)
+    done = subprocess.run(command, capture_output=True, text=True)
     importlib.invalidate_caches()
-    said = f"peft refuses torchao: {reason}."
-    if refused_torchao():
-        return f"{said} It could not be removed, so LoRA will not work here. {answer}"
-    return f"{said} It was removed from this borrowed machine; no lesson needs it."
+    if done.returncode:
+        return f"torchao could not be removed, and peft may refuse it: {done.stderr.strip()}"
+    return "Removed from this borrowed machine: peft may refuse it, and no lesson needs it."

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpumem.files import SOURCE, read_file, write_atomic
-from gpumem.inputs import PRECISIONS, InputError, one_of, positive_int, shown
+from gpumem.inputs import InputError, one_of, positive_int, shown
 from gpumem.units import MIB, format_bytes
 
 MOST_TEXT = 1000  # characters of a parameter's value
@@ -234,12 +234,4 @@ def _text(name: str, text: str, choices: Sequence[str]) -> str:
                 "name a GPU that `labkit gpus` lists"
             )
         return found.key
-    if choices:
-        return one_of(text, choices, name)
-    if name == "precision":
-        return one_of(text, PRECISIONS, "precision")
-    if name in ("model", "model_name"):
-        from gpumem.models.catalogue import model_info
-
-        return model_info(text).name
-    return text
+    return one_of(text, choices, name) if choices else text

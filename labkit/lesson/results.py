@@ -13,13 +13,14 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
 from gpumem.files import SOURCE, Read, read_file, write_atomic
+from gpumem.hardware.this_machine import Machine
 from gpumem.inputs import InputError, read_record, shown
 from gpumem.runs import Run, Seconds, Text, Whole
 from gpumem.units import format_bytes
@@ -33,50 +34,29 @@ Plain = Whole | float | str | bool | None
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}T", max_length=40)]
 
 
-class MachineFields(TypedDict):
-    """A ``hardware.Machine`` as it is stored."""
-
-    kind: Text
-    name: Text
-    capacity_bytes: NotRequired[Whole | None]
-    note: NotRequired[str]
-    versions: NotRequired[dict[str, str | None]]
-    bf16_native: NotRequired[bool]
-    cores: NotRequired[Whole]
-    host_memory_bytes: NotRequired[Whole | None]
-    in_colab: NotRequired[bool]
-    phantom: NotRequired[bool]
-
-
 class JudgementRecord(TypedDict):
-    """A ``verdicts.Judgement`` as it is stored."""
+    """A ``claims.Judgement`` as it is stored; what its claim says is in ``claims.toml``."""
 
     id: str
     verdict: Verdict
-    says: NotRequired[str | None]
-    claimed: NotRequired[str | None]
-    unit: NotRequired[str | None]
-    sources: NotRequired[list[str]]
     measured: NotRequired[Plain | dict[str, Plain]]
     by_condition: NotRequired[dict[str, str]]
     mode: NotRequired[str | None]
-    reasons: NotRequired[list[str]]
 
 
 class Recorded:
     """A record of the ``machine`` that made it."""
 
-    machine: MachineFields
+    machine: Machine
 
     @property
     def phantom(self) -> bool:
-        return self.machine.get("phantom", False)
+        return self.machine.phantom
 
     @property
     def where(self) -> str:
         """The machine's name, for a label; that of a GPU that is not there says so."""
-        name = self.machine["name"]
-        return f"a phantom {name}" if self.phantom else name
+        return f"a phantom {self.machine.name}" if self.phantom else self.machine.name
 
 
 @dataclass(frozen=True)
@@ -89,7 +69,7 @@ class Result(Recorded):
 
     lesson: Annotated[str, Meta(pattern=r"^[0-9]{2}\Z")]
     title: Text
-    machine: MachineFields
+    machine: Machine
     parameters: dict[str, Plain | list[Plain]]
     runs: tuple[Run, ...]
     judgements: tuple[JudgementRecord, ...]
@@ -109,7 +89,8 @@ class Result(Recorded):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
-        return plain(vars(self) | {"runs": [run.to_dict() for run in self.runs]})
+        runs = [run.to_dict() for run in self.runs]
+        return plain(vars(self) | {"machine": asdict(self.machine), "runs": runs})
 
     @classmethod
     def from_dict(cls, record: Any) -> "Result":
@@ -197,11 +178,6 @@ def save(result: Result, path: Path | str) -> None:
     write_atomic(Path(path), json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
 
 
-def load(path: Path | str) -> Result:
-    """Read the result stored at ``path``, as `read_file` does."""
-    return read_file(Path(path), Result.from_dict, "a result")
-
-
 def lesson_number(lesson: str | int) -> str:
     """Return ``lesson`` as two digits; an `InputError` says that it is no number from 0 to 99."""
     text = str(lesson)
@@ -211,10 +187,10 @@ def lesson_number(lesson: str | int) -> str:
 
 
 def versions_text(
-    machine: Mapping[str, Any], packages: Sequence[str] | None = ("torch", "transformers")
+    machine: Machine, packages: Sequence[str] | None = ("torch", "transformers")
 ) -> str:
-    """Return the versions of these packages, or of all, in a result's machine as text."""
-    found = machine.get("versions", {})
+    """Return the versions of these packages, or of all, on a machine as text."""
+    found = machine.versions
     return ", ".join(f"{name} {found[name]}" for name in packages or found if found.get(name))
 
 
@@ -227,8 +203,8 @@ def result_folders() -> list[Path]:
 
 
 def load_recorded(path: Path) -> Result:
-    """Read ``<gpu>/<lesson>.json``; refuse it if it is of another lesson."""
-    found = load(path)
+    """Read ``<gpu>/<lesson>.json``, as `read_file` does; refuse it if it is of another lesson."""
+    found = read_file(path, Result.from_dict, "a result")
     if found.lesson != path.stem:
         raise InputError(f"{path} holds a result of lesson {found.lesson!r}")
     return found

@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -134,8 +134,8 @@ def start(lesson: str | int) -> this_machine.Machine:
     """Begin ``lesson`` (``"06"`` or ``6``): forget earlier judgements, show this machine's card.
 
     Returns this machine. From here on a cell fails where its shell command does. On Colab and
-    Kaggle the card says how to get a GPU if there is none, and what peft could not work with is
-    removed. Unless OMP_NUM_THREADS is set, PyTorch gets one thread fewer than there are cores.
+    Kaggle the card says how to get a GPU if there is none, and torchao is removed. Unless
+    OMP_NUM_THREADS is set, PyTorch gets one thread fewer than there are cores.
     """
     current.lesson = lesson_number(lesson)
     names = sorted(file.stem[3:] for file in default_folder().glob(f"{current.lesson}_*.ipynb"))
@@ -186,7 +186,7 @@ def recorded(lesson: str | int) -> None:
     for phantom, kind in ((False, "real"), (True, "phantom")):
         if chosen := [each for each in found if each.phantom is phantom]:
             lines = [
-                f"{each.machine['name']}, {each.date[:10]}, {results.versions_text(each.machine)}."
+                f"{each.machine.name}, {each.date[:10]}, {results.versions_text(each.machine)}."
                 for each in chosen
             ]
             if phantom:
@@ -206,7 +206,7 @@ def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:
     found = Result(
         lesson=current.lesson,
         title=current.title,
-        machine=asdict(current.machine),
+        machine=current.machine,
         parameters=parameters,
         runs=tuple(runs),
         judgements=tuple(judgement_record(judgement) for judgement in judgements),
@@ -218,9 +218,9 @@ def build(runs: Run | Iterable[Run], **parameters: Any) -> Result:
 
 def judgement_record(judgement: Judgement) -> dict[str, Any]:
     """Return a judgement as a JSON-ready object."""
-    of_claim, found = ("id", "says", "claimed", "unit", "sources"), vars(judgement)
-    record = {name: getattr(judgement.claim, name) for name in of_claim}
-    return plain(record | {name: found[name] for name in found if name != "claim"})
+    record = {"id": judgement.claim.id, **vars(judgement)}
+    del record["claim"], record["reasons"]
+    return plain(record)
 
 
 def result(runs: Run | Iterable[Run], **parameters: Any) -> None:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from gpumem.files import read_file
+from gpumem.hardware.this_machine import Machine
 from gpumem.inputs import read_record
-from labkit.lesson.results import Date, MachineFields, Recorded, read_folders
+from labkit.lesson.results import Date, Recorded, read_folders
 
 FILE, HEADLINES_FILE, FITS_FILE = FILES = ("accuracy.json", "headlines.json", "fits.json")
 RECIPES_GROUP, SETUPS_GROUP = "recipes", "set-ups"
@@ -51,7 +52,7 @@ class AccuracyTable(Recorded):
     """The rows of one machine, with its ``name``, ``kind`` and ``versions``, and the date."""
 
     rows: Annotated[tuple[AccuracyRow, ...], Meta(min_length=1, max_length=1000)]
-    machine: MachineFields
+    machine: Machine
     date: Date
     schema: Literal[2] = 2
 

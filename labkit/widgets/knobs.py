@@ -57,7 +57,7 @@ class Explorer(Shown):
 
     Attributes:
         controls: one widget per knob that has more than one value, by the knob's name.
-        button, clear_button: run the setting that the controls show, and forget all runs.
+        button: runs the setting that the controls show.
         runs: the runs so far by the name of their setting, oldest first.
         message: says what is going on or what went wrong.
         errors: holds the traceback if the experiment itself failed.
@@ -76,16 +76,13 @@ class Explorer(Shown):
         self.runs: dict[str, Run] = {}
         self._settings: list[dict[str, Any]] = []  # of these runs
         self.button = ipywidgets.Button(description="Run", button_style="primary", icon="play")
-        self.clear_button = ipywidgets.Button(description="Clear", icon="trash")
         self.button.on_click(lambda _: self.run_once())
-        self.clear_button.on_click(lambda _: self.clear())
         self.message, self.errors = ipywidgets.HTML(), ipywidgets.Output()
         # As a block, or a wide table would keep the figure from shrinking with the window.
         self.picture = ipywidgets.HTML(layout={"display": "block", "overflow": "auto"})
         self._below: Any = None  # the static figure
-        buttons = ipywidgets.HBox([self.button, self.clear_button])
         self.widget = ipywidgets.VBox(
-            [*self.controls.values(), buttons, self.message, self.errors, self.picture]
+            [*self.controls.values(), self.button, self.message, self.errors, self.picture]
         )
 
     def show(self) -> "Explorer":
@@ -113,13 +110,16 @@ class Explorer(Shown):
             return None
         run = self._try()
         if run is not None:
-            self._replace_figure(self._figures())
+            self.picture.value = self._figures().html
+            if self._below is not None:  # it would stand there twice
+                self._below.update(Rich("", ""))
+                self._below = None
         return run
 
     def _try(self) -> Run | None:
         """Run what the controls show; say what went wrong instead of raising it."""
         name = self._name
-        self.button.disabled = self.clear_button.disabled = True
+        self.button.disabled = True
         self.errors.outputs = ()
         self.message.value = notice(f"Running {name} …")
         try:
@@ -134,16 +134,8 @@ class Explorer(Shown):
             self.message.value = notice("Interrupted.", BAD)
             raise
         finally:
-            self.button.disabled = self.clear_button.disabled = False
+            self.button.disabled = False
         return None
-
-    def clear(self) -> None:
-        """Forget all runs."""
-        self.runs.clear()
-        self._settings.clear()
-        self.errors.outputs = ()
-        self._replace_figure(Rich("", ""))
-        self.message.value = notice("Cleared. Choose a setting and run it.")
 
     def _run(self) -> Run:
         name = self._name
@@ -166,12 +158,6 @@ class Explorer(Shown):
         if runs[-1].trace is not None and runs[-1].trace.timeline().bytes_by_category:
             figures += draw_timeline(runs[-1], name=names[-1]).rich()
         return figures
-
-    def _replace_figure(self, figure: Rich) -> None:
-        self.picture.value = figure.html
-        if self._below is not None:
-            self._below.update(Rich("", ""))
-            self._below = None
 
     def _show_error(self, error: Exception) -> None:
         """Say what failed; a traceback goes below the message."""

@@ -1,6 +1,5 @@
 """The site as Sphinx renders it: complete in itself, still, and searchable from a disk."""
 
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -27,7 +26,7 @@ def site(tmp_path_factory):
     browsing.need("sphinx", "myst_nb", "furo")
     folder = tmp_path_factory.mktemp("site")
     write_course(folder / "course")
-    recorded = replace(result(), machine={**MACHINE, "name": "NVIDIA H200"})
+    recorded = result(machine={**MACHINE, "name": "NVIDIA H200"})
     results.save(recorded, folder / "recorded" / "h200" / "06.json")
     import make_site  # needs Sphinx
 

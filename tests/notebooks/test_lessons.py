@@ -37,13 +37,13 @@ def verdicts_that_differ(result):
     judged = {entry["id"]: entry for entry in result.judgements}
     differing = set()
     for phantom in filter(lambda each: each.phantom, results.results_of(result.lesson)):
-        explained = OTHERWISE_ON_T4 if phantom.machine["name"] == "NVIDIA T4" else set()
+        explained = OTHERWISE_ON_T4 if phantom.machine.name == "NVIDIA T4" else set()
         for entry in phantom.judgements:
             if entry["id"] in explained | ANOTHER_COMPILER:
                 continue
             ours, theirs = verdicts_of(judged.get(entry["id"], {})), verdicts_of(entry)
             if any(ours[condition] != theirs[condition] for condition in ours.keys() & theirs):
-                differing.add((phantom.machine["name"], entry["id"]))
+                differing.add((phantom.machine.name, entry["id"]))
     return differing
 
 

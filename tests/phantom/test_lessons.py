@@ -43,9 +43,9 @@ def test_lessons_pass_and_nothing_stays(lesson, tmp_path):
     [outcome] = course.outcomes
     assert outcome.passed, outcome.problems
     result = stored_result(outcome, tmp_path / "out")
-    assert result.machine["phantom"]
+    assert result.machine.phantom
     for entry in result.judgements:
         assert "measured on" not in (entry.get("mode") or ""), entry["id"]
     executed = (tmp_path / "out" / outcome.notebook).read_text(encoding="utf-8")
-    said = rf"(?:measured|timed|trained|run|computed) on {re.escape(result.machine['name'])}"
+    said = rf"(?:measured|timed|trained|run|computed) on {re.escape(result.machine.name)}"
     assert not re.findall(said, executed)

@@ -5,6 +5,7 @@ import json
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from gpumem.hardware.this_machine import Machine
 from gpumem.inputs import InputError
 from gpumem.runs import Run
 from gpumem.units import MIB
@@ -49,7 +50,7 @@ def result(**changes):
         "date": "2026-01-02T03:04:05+00:00",
         **changes,
     }
-    return Result(**values)
+    return Result(**values | {"machine": Machine(**values["machine"])})
 
 
 def result_source(**changes):

@@ -223,7 +223,7 @@ def test_a_phantoms_table_lies_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(this_machine, "machine", lambda: here)
     path = accuracy.store(ROWS, tmp_path)
     assert path == tmp_path / "phantom" / "t4" / "accuracy.json"
-    assert read_back(path).machine["phantom"]
+    assert read_back(path).machine.phantom
     assert recorder.problems(path.parent) == []
     monkeypatch.setattr("labkit.lesson.results.result_folders", lambda: [tmp_path])
     assert list(recorded_tables()) == ["phantom/t4"]

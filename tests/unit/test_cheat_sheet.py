@@ -1,4 +1,4 @@
-"""The cheat sheet: its figures, the order of adoption, what it reads, and what it writes."""
+"""The cheat sheet: its figures, the order of adoption, where it fits, and what it writes."""
 
 import itertools
 import re
@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lesson_files import result, run
+from lesson_files import run
 
 from gpumem.estimation.estimate import estimate
 from gpumem.estimation.known_techniques import Technique
+from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.weight_shapes import shapes_of
 from gpumem.inputs import InputError
 from gpumem.models.config import find_config
@@ -20,23 +21,19 @@ from labkit.cheat_sheet import (
     TECHNIQUES,
     CommonJob,
     Figures,
-    RecordedVerdict,
-    Trial,
+    Move,
     build,
-    gather,
     order_of_adoption,
     row,
-    verdict_table,
 )
 from labkit.cli import main
-from labkit.lesson import results
-from labkit.lesson.claims import Verdict, all_claims
+from labkit.lesson.claims import all_claims
+from labkit.trial import Trial
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "CHEAT_SHEET.md"  # holds the tables that the command prints
 TINY = CommonJob(model="SmolLM2-tiny", recipe=cheat_sheet.PLAIN.but(seq_len=256))
-EVIL = "<script>alert('|')</script>"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def sheet():
     """Of a tiny model, with a few techniques, on which nothing is judged."""
     few = ("gradient checkpointing", "fused attention", "SGD", "optimizer on the host")
     techniques = [t for t in TECHNIQUES if t.name in (*few, "sharding over 8 GPUs")]
-    return build(TINY, trial=trial_of(), techniques=techniques)
+    return build(TINY, trial=Trial(dict.fromkeys(all_claims(), ())), techniques=techniques)
 
 
 def row_of(sheet, name):
@@ -192,94 +189,45 @@ def test_each_move_of_a_real_order_saves(sheet):
     assert peaks == sorted(peaks, reverse=True)
 
 
-# --- what it reads --------------------------------------------------------------------------------
-
-
-MODE = "trained on a CPU"
-JUDGED = {"id": "amp-accuracy", "verdict": "supported", "measured": 0.001, "mode": MODE}
-H200 = {"kind": "cuda", "name": "NVIDIA H200", "versions": {"torch": "2.11.0"}}
-
-
-def test_recorded_verdicts_name_the_gpu_and_leave_out_what_it_could_not_judge(
-    tmp_path, monkeypatch
-):
-    not_judged = {"id": "accum-neutral-speed", "verdict": "not testable here", "measured": None}
-    found = result(lesson="04", machine=H200, judgements=(JUDGED, not_judged))
-    results.save(found, tmp_path / "nvidia-h200/04.json")
-    monkeypatch.setattr(results, "result_folders", lambda: [tmp_path])
-    trial = gather()
-    (finding,) = trial.findings["amp-accuracy"]
-    assert (finding.verdict, finding.found) == ("supported", "0.1 %")
-    assert trial.machines == [finding.machine] == ["NVIDIA H200"]
-    assert trial.findings["accum-neutral-speed"] == ()
-
-
 def run_of(peak_bytes, **changes):
     return run(peak_bytes=peak_bytes, by_category={"weights": peak_bytes}, **changes)
 
 
-# --- what it says ---------------------------------------------------------------------------------
+# --- where it fits --------------------------------------------------------------------------------
 
 
-def test_nothing_is_filled_in(sheet):
-    assert not any(sheet.trial.findings.values())
-    table = verdict_table(sheet.trial)
-    assert "nothing yet" in table.note
-    assert table.rows[-1] == ("all, each once", *"00000", str(len(all_claims())))
+def stage(peak_gib, reserved_gib, recipe=CommonJob.recipe):
+    made = run_of(peak_gib * GIB, reserved_bytes=int(reserved_gib * GIB))
+    return Figures(recipe, made, True, 1.0)
 
 
-def trial_of(**verdicts):
-    """A trial in which each claim was judged so on machines 0, 1 and so on."""
-    found = dict.fromkeys(all_claims(), ())
-    for id, judged in verdicts.items():
-        id = id.replace("_", "-")
-        found[id] = tuple(
-            RecordedVerdict(Verdict(verdict), "found", f"GPU {number}")
-            for number, verdict in enumerate(judged.split())
-        )
-    return Trial(found)
+@pytest.mark.parametrize(("freed_gib", "moves"), [(0, "plain + a + b"), (5, "plain + a")])
+def test_moves_are_made_until_reserved_memory_leaves_room(monkeypatch, freed_gib, moves):
+    job = CommonJob(model="made up")
+    needs = {job.recipe: 40, Recipe(checkpointing=True): 22.5, Recipe(chunked_loss=True): 10}
+
+    def simulated(job, recipe):
+        changed = recipe.optimizer == "adamw8bit"
+        return stage(8, needs[recipe.but(optimizer="adamw")] - freed_gib * changed)
+
+    monkeypatch.setattr(cheat_sheet, "simulated", simulated)
+
+    class Named(Move):
+        name = property(lambda self: self.techniques[0])
+
+    after = [stage(8, needs[recipe], recipe) for recipe in needs]
+    order = [Named((name,), after[i], after[i + 1], False) for i, name in enumerate("ab")]
+    change = {"optimizer": "adamw8bit"} if freed_gib else {}
+    assert cheat_sheet.first_that_fits(job, order, change)[0] == moves
 
 
-def test_a_claim_counts_once_and_depends_where_machines_disagree():
-    trial = trial_of(
-        amp_accuracy="supported supported",
-        ckpt_40="wrong overstated",
-        bf16_no_scaler="wrong",
-    )
-    assert trial.verdict("amp-accuracy") is Verdict.SUPPORTED
-    assert trial.verdict("ckpt-40") is Verdict.DEPENDS
-    assert trial.verdict("amp-20-50-faster") is Verdict.NOT_TESTABLE
-    assert trial.machines == ["GPU 0", "GPU 1"]
-    counts = trial.by_article()
-    assert list(counts) == [*"ABCD"]
-    assert [counts[letter][Verdict.WRONG] for letter in counts] == [0, 1, 1, 1]  # of all three
-    assert counts["A"][Verdict.SUPPORTED] == counts["A"][Verdict.DEPENDS] == 1
-    rows = verdict_table(trial).rows
-    assert [row[0].split()[0] for row in rows] == ["A", "B", "C", "D", "all,"]
-    column = verdict_table(trial).columns.index("wrong")
-    assert [row[column] for row in rows] == [*"01111"]
-    assert "Judged on: GPU 0; GPU 1." in verdict_table(trial).note
-    for letter, verdicts in counts.items():
-        made = [claim for claim in all_claims().values() if letter in claim.sources]
-        assert verdicts.total() == len(made)
-
-
-def test_a_finding_says_under_which_conditions_a_claim_agrees():
-    found = next(each for each in gather().findings["opt8-75"])
-    assert found.agrees.startswith("optimizer state: ")
-    assert found.differs.startswith("peak: ")
+def test_a_bar_is_as_long_as_what_is_reserved(monkeypatch):
+    monkeypatch.setattr("gpumem.figures.drawing.Picture.show", lambda self: self)
+    figure = cheat_sheet.reserved_bars({"plain": stage(2, 3)}, CommonJob(), "It fits")
+    assert "kept by the allocator 1.00 GiB, together 3.00 GiB" in figure.alt
 
 
 # --- what it writes -------------------------------------------------------------------------------
-
-
-def test_a_section_is_escaped_as_html_and_as_markdown():
-    section = cheat_sheet.Table("Heading", EVIL, ("a", "b"), ((EVIL, "1"), ("c", "2")))
-    assert EVIL not in section._repr_html_()
-    lines = str(section).splitlines()
-    assert lines[0] == "## Heading"
-    tables = [line for line in lines if line.startswith("|")]
-    assert [len(re.findall(r"(?<!\\)\|", line)) for line in tables] == [3] * 4
 
 
 @pytest.mark.lessons
@@ -292,10 +240,6 @@ def test_the_page_holds_the_tables_that_are_made():
         pytest.skip(f"{PAGE.name} was made with {versions[1]}, this is {made.versions}")
     for section in cheat_sheet.sections(made):
         assert str(section) in page
-
-
-def test_the_page_counts_the_verdicts_of_all_records():
-    assert str(verdict_table(gather())) in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_picture_shows_the_order_of_the_table():

@@ -16,7 +16,6 @@ from labkit.course import runner
 from labkit.course.outcomes import Outcome
 from labkit.lesson.notebooks import find
 from labkit.recording import recorder
-from labkit.recording.recorder import FAILED, RECORDED
 
 
 @pytest.fixture
@@ -128,24 +127,16 @@ def gpu_machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """What `labkit record` asks of its recorder; ``status`` is that of its parts."""
-    calls = SimpleNamespace(lessons=None, parts=[], status=RECORDED, made=None, course="passed")
+    """What `labkit record` asks of its recorder; ``status`` is that of its lessons."""
+    calls = SimpleNamespace(lessons=None, machine=None, status="passed", ran_elsewhere=[])
 
-    class Fake(recorder.Recorder):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            calls.made = self
+    def record_lessons(lessons, machine, *, work, **options):
+        vars(calls).update(options, lessons=[each.name for each in lessons], work=work)
+        made = tuple(Outcome(each.number, each.name, "T", calls.status) for each in lessons)
+        course = runner.Course(made, work, calls.status == "interrupted")
+        return course, calls.ran_elsewhere
 
-        def lessons(self, lessons, announce):
-            calls.lessons = [each.name for each in lessons]
-            made = tuple(Outcome(each.number, each.name, "T", calls.course) for each in lessons)
-            return runner.Course(made, self.work, calls.course == "interrupted")
-
-        def accuracy(self, file):
-            calls.parts.append(file)
-            return calls.status
-
-    monkeypatch.setattr(recorder, "Recorder", Fake)
+    monkeypatch.setattr(recorder, "record_lessons", record_lessons)
     monkeypatch.setattr(
         "labkit.course.report.report", lambda folder, outcomes: folder / "report.html"
     )
@@ -156,57 +147,36 @@ def recorded(monkeypatch):
     ("arguments", "words"),
     [
         (["--lessons", "no_such"], "unknown lesson 'no_such'"),
-        (["--accuracy"], "run `labkit record` from a checkout"),
         (["06"], "unrecognized arguments: 06"),
     ],
 )
-def test_record_refuses_before_it_measures(
-    capsys, gpu_machine, recorded, monkeypatch, tmp_path, arguments, words
-):
-    monkeypatch.setattr(recorder, "SOURCE", tmp_path)  # installed, no checkout
+def test_record_refuses_before_it_measures(capsys, gpu_machine, recorded, arguments, words):
     assert words in refused(capsys, "record", *arguments)
-    assert recorded.made is None
+    assert recorded.lessons is None
 
 
 def test_without_a_choice_all_is_recorded(capsys, gpu_machine, recorded):
     assert main.main(["record"]) == 0
     assert recorded.lessons == [lesson.name for lesson in find()]
-    assert recorded.parts == ["accuracy.json", "headlines.json"]
-    assert recorded.made.target == Path("results/h200")
-    assert recorded.made.work == Path("build/record/h200")
-    assert recorded.made.again is False
+    assert recorded.target == Path("results/h200")
+    assert recorded.work == Path("build/record/h200")
+    assert recorded.again is False
     assert "Results: " in capsys.readouterr().out
     assert not list(Path("results").rglob("*.lock"))
 
 
+def test_lessons_can_be_chosen(gpu_machine, recorded):
+    assert main.main(["record", "--lessons", "06", "23"]) == 0
+    assert recorded.lessons == ["06_gradient_checkpointing", "23_fit_your_model"]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "lessons", "parts"),
-    [
-        (["--lessons"], "all", []),
-        (["--lessons", "06", "23"], ["06_gradient_checkpointing", "23_fit_your_model"], []),
-        (["--accuracy"], None, ["accuracy.json", "headlines.json"]),
-    ],
+    ("status", "elsewhere", "code"),
+    [("failed", [], 1), ("interrupted", [], 130), ("passed", ["06"], 1)],
 )
-def test_parts_can_be_chosen(gpu_machine, recorded, arguments, lessons, parts):
-    main.main(["record", *arguments])
-    names = [lesson.name for lesson in find()] if lessons == "all" else lessons
-    assert (recorded.lessons, recorded.parts) == (names, parts)
-
-
-def test_a_part_that_failed_is_an_exit_code(gpu_machine, recorded):
-    recorded.status = FAILED
-    assert main.main(["record", "--accuracy"]) == 1
-
-
-@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("interrupted", 130)])
-def test_lessons_that_fail_do_not_stop_the_rest_but_ctrl_c_does(
-    capsys, gpu_machine, recorded, status, code
-):
-    recorded.course = status
-    assert main.main(["record", "--lessons", "06", "--accuracy"]) == code
-    assert bool(recorded.parts) == (status == "failed")
-    if status == "interrupted":
-        assert "Finished lessons are kept." in capsys.readouterr().out
+def test_what_is_not_recorded_is_an_exit_code(gpu_machine, recorded, status, elsewhere, code):
+    recorded.status, recorded.ran_elsewhere = status, elsewhere
+    assert main.main(["record", "--lessons", "06"]) == code
 
 
 # --- doctor ------------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ def sixteen():
 
 
 def value_exercise(check=lambda answer: expect_number(answer, 16, unit="bytes_per_parameter")):
-    hints = ("Count the tensors.", "There are four.")
-    return Exercise("01-1", sixteen, hints, check)
+    return Exercise("01-1", sixteen, check)
 
 
 def doubled(n):
@@ -48,7 +47,7 @@ def function_exercise():
     def check(answer):
         return expect_number(call(answer, 21), 42)
 
-    return Exercise("01-2", doubled, (), check)
+    return Exercise("01-2", doubled, check)
 
 
 def train(device, batch_size=4):
@@ -69,7 +68,7 @@ def experiment_exercise(most_bytes=1 << 20):
         reference = reference_run(train, mode="measure", batch_size=4, steps=2)
         return memory_target(run, most_bytes) or same_losses(run, reference)
 
-    return Exercise("01-3", train, (), check)
+    return Exercise("01-3", train, check)
 
 
 # --- outcomes ------------------------------------------------------------------------------
@@ -353,22 +352,7 @@ def test_settings_are_those_of_the_exercise():
         settings_of(5, ["batch_size"])
 
 
-# --- hints, solutions, finding -------------------------------------------------------------
-
-
-def test_hints_come_one_at_a_time_and_all_are_still_to_come(capsys):
-    hints = []
-    for exercise in (value_exercise(), engine.exercise("00-1"), engine.exercise("00-1")):
-        exercise.hint()
-        hints.append(capsys.readouterr().out)
-    assert "hint 1 of 2" in hints[0]
-    assert "Count the tensors." in hints[0]
-    assert "There are four." not in hints[0]
-    assert hints[1] == hints[2]
-    last = value_exercise()
-    for _ in range(3):
-        last.hint()
-    assert "no more hints" in capsys.readouterr().out
+# --- solutions, finding --------------------------------------------------------------------
 
 
 def test_solution_shows_its_source(capsys):
@@ -381,7 +365,7 @@ def test_solution_shows_the_imports_that_the_notebook_lacks(capsys):
     def needy(n):
         return [Run(n, torch.nn, sys.path, train, n) for n in range(n)]
 
-    Exercise("01-1", needy, (), call).solution()
+    Exercise("01-1", needy, call).solution()
     imports = ["from gpumem.runs import Run", "import sys", "import torch"]
     imports += [f"from {__name__} import train", "def needy(n):"]
     shown = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]

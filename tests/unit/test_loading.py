@@ -1,8 +1,6 @@
-"""What lesson 21 compares workers, pinning and streaming with."""
+"""What lesson 21 compares workers and pinning with."""
 
-import numpy as np
-
-from labkit.loading import PAGE, TOKENS, most_held_bytes, rows_per_second, split_words
+from labkit.loading import PAGE, TOKENS, rows_per_second, split_words
 
 
 def test_pages_become_rows_of_word_lengths():
@@ -12,15 +10,3 @@ def test_pages_become_rows_of_word_lengths():
 
 def test_the_rate_is_a_number_above_zero():
     assert rows_per_second("cpu") > 0
-
-
-def test_a_stream_holds_a_row_and_a_list_holds_them_all():
-    def streamed():
-        for _ in range(100):
-            yield np.ones(1 << 16, np.uint8)
-
-    def whole():
-        yield from list(streamed())
-
-    assert 1 << 16 <= most_held_bytes(streamed()) < 10 << 16
-    assert most_held_bytes(whole()) >= 100 << 16

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from lesson_files import result, run
@@ -104,7 +104,7 @@ def test_build_takes_lesson_machine_parameters_and_judgements_from_the_session(b
     session.judgements.append(claims.judge(claim, None))
     built = session.build([run()], batch_size=4)
     assert (built.lesson, built.title) == ("06", "Gradient checkpointing")
-    assert built.machine == results.plain(asdict(HERE))
+    assert built.machine == HERE
     assert built.parameters == {"batch_size": 4}
     assert built.judgements[0]["id"] == claim
     assert built.broken_invariants() == []
@@ -150,7 +150,7 @@ def test_modules_in_the_lessons_folder_can_be_imported(monkeypatch):
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "deep" / "06.json"
     results.save(result(), path)
-    assert results.load(path) == result()
+    assert results.load_recorded(path) == result()
 
     def full(handle):
         raise OSError(28, "No space left on device")
@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         results.save(result(title="newer"), path)
-    assert results.load(path).title == "Checkpointing"
+    assert results.load_recorded(path).title == "Checkpointing"
     assert [p.name for p in path.parent.iterdir()] == ["06.json"]
 
 
@@ -167,16 +167,16 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, text):
     path = tmp_path / "06.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=r"06\.json"):
-        results.load(path)
+        results.load_recorded(path)
 
 
 def test_missing_and_oversized_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="No such file"):
-        results.load(tmp_path / "06.json")
+        results.load_recorded(tmp_path / "06.json")
     results.save(result(), tmp_path / "06.json")
     monkeypatch.setattr(files, "LARGEST_FILE_BYTES", 10)
     with pytest.raises(InputError, match="larger than 10 B"):
-        results.load(tmp_path / "06.json")
+        results.load_recorded(tmp_path / "06.json")
 
 
 def place(folder, gpu, name, found):

@@ -194,11 +194,10 @@ def test_what_cannot_be_compared_is_refused(ours, theirs, words):
 # --- text it was not trained on ------------------------------------------------------------------
 
 
-def test_held_out_loss_does_not_depend_on_the_batch_and_leaves_the_model_as_it_was():
+def test_held_out_loss_is_that_of_all_rows_and_leaves_the_model_as_it_was():
     torch.manual_seed(0)
     model = lab.model("SmolLM2-tiny", vocab_size=256, layers=1)
     loss = held_out_loss(model, rows=6, seq_len=32)
-    assert held_out_loss(model, rows=6, seq_len=32, batch_size=5) == pytest.approx(loss)
     assert model.training
     seen = []
     model.register_forward_hook(

@@ -1,7 +1,6 @@
 """The pages of the site before Sphinx renders them, which warns of a page that no list names."""
 
 import shutil
-from dataclasses import replace
 
 import course_pages
 import pytest
@@ -46,7 +45,7 @@ def test_where_nobody_has_recorded_it_says_so(pages, monkeypatch, tmp_path):
 
 def test_a_recorded_gpu_is_shown_by_name_versions_and_date(pages, monkeypatch, tmp_path):
     machine = {**MACHINE, "name": f"NVIDIA {EVIL}", "versions": {"driver": "580.1"}}
-    results.save(replace(result(), machine=machine), tmp_path / "recorded" / "h200" / "06.json")
+    results.save(result(machine=machine), tmp_path / "recorded" / "h200" / "06.json")
     monkeypatch.setattr(results, "result_folders", lambda: [tmp_path / "recorded"])
     folder = pages()
     text = (folder / "results/README.md").read_text()

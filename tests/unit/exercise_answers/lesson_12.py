@@ -1,11 +1,26 @@
 """Answers to lesson 12's exercises."""
 
+import linecache
+
 import torch
 from exercise_answers.changed import changed
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from labkit.exercises import lesson_12
 from labkit.exercises.lesson_12 import loss_of
+
+
+def in_forward(*replacements):
+    """The solution, with parts of the lesson's class replaced."""
+    source = "".join(linecache.getlines("<lesson 12, GradientInForward>"))
+    for old, new in replacements:
+        assert old in source
+        source = source.replace(old, new)
+    space = dict(vars(lesson_12))
+    exec(source, space)
+    return lambda *inputs: space["GradientInForward"].apply(*inputs, -(-len(inputs[2]) // 128))
+
 
 MEANS = [('"sum"', '"mean"'), ("total / count", "total / len(parts[0])")]
 NOT_IGNORED = [("(targets != -100)[:, None]", "torch.ones(len(targets), 1)")]
@@ -29,7 +44,7 @@ def from_torch(hidden, weight, labels):
     return functional.linear_cross_entropy(hidden, weight, labels, options=options)
 
 
-RIGHT = [("12-2", changed(loss_of, (".float()", "")))]  # the text asks for no format of the logits
+RIGHT = [("12-2", in_forward((".float()", "")))]  # the text asks for no format of the logits
 if hasattr(torch.nn, "LinearCrossEntropyOptions"):  # since 2.13
     RIGHT.append(("12-2", from_torch))
 
@@ -41,7 +56,7 @@ MISTAKES = [
     ("12-2", checkpointed, "times the weight"),
     ("12-2", changed(checkpointed, KEPT), "all tokens are alive"),
     ("12-2", changed(loss_of, ("128", "4096")), "is it the chunks"),
-    ("12-2", changed(loss_of, *NOT_IGNORED), "With labels of -100"),
-    ("12-2", changed(loss_of, ("(labels != -100).sum()", "len(labels)")), "With labels of -100"),
-    ("12-2", changed(loss_of, *MEANS), "With 1021 tokens: Your result is"),
+    ("12-2", in_forward(*NOT_IGNORED), "With labels of -100"),
+    ("12-2", in_forward(("(labels != -100).sum()", "len(labels)")), "With labels of -100"),
+    ("12-2", in_forward(*MEANS), "With 1021 tokens: Your result is"),
 ]

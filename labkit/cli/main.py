@@ -12,6 +12,7 @@ take this process's place, for this machine only, with a token.
 import argparse
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 import gpumem.cli
 import phantom_gpu.cli
 from gpumem.cli import add_recipe_options, print_table, recipe_fields
-from gpumem.files import RUN_FOLDER
+from gpumem.files import RUN_FOLDER, SOURCE
 from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.processes import ends_in_order
 
@@ -141,6 +142,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction
     )
     option = record.add_argument
     option("--lessons", nargs="*", default=[], metavar="LESSON", help="(default: all)")
+    option("--accuracy", action="store_true", help="no lessons: how far simulations are off")
     lent = "record in results/phantom/<gpu> what a GPU that is not there gives: a100-80gb"
     option("--phantom", dest="lent", metavar="GPU", help=lent)
     option("--again", action="store_true", help="record also what is recorded already")
@@ -270,6 +272,8 @@ def _record(options: argparse.Namespace) -> int:
             f"record needs a CUDA GPU, and this machine has none that PyTorch can use "
             f"({here.name}); `labkit run` works here, and `labkit doctor` says more"
         )
+    if options.accuracy:
+        return _record_accuracy(options.out)
     chosen = notebooks.find(options.lessons)
     timeout_seconds = positive_int(options.timeout, "--timeout")
     key = this_machine.gpu_key(here.name, here.capacity_bytes)
@@ -282,6 +286,15 @@ def _record(options: argparse.Namespace) -> int:
     code = finish(course) if course.outcomes else 0
     print(f"Results: {target.resolve()}")
     return 1 if ran_elsewhere and code == 0 else code
+
+
+def _record_accuracy(out: str) -> int:
+    """Run the script of a clone that compares what this GPU gives with what was simulated."""
+    script = SOURCE / "benchmarks" / "accuracy.py"
+    if not script.is_file():
+        raise InputError(f"--accuracy needs {script}, which is in a clone")
+    parts = [[sys.executable, script, part, "--out", out] for part in ("--gpu", "--headlines")]
+    return max([subprocess.run(command).returncode for command in parts])
 
 
 def _check(folders: Sequence[Path], out: Path) -> int:

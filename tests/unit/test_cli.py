@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from lesson_files import write_lesson
 
+from gpumem.files import SOURCE
 from gpumem.hardware import this_machine
 from gpumem.hardware.catalogue import GPUS
 from labkit import doctor
@@ -168,6 +169,20 @@ def test_without_a_choice_all_is_recorded(capsys, gpu_machine, recorded):
 def test_lessons_can_be_chosen(gpu_machine, recorded):
     assert main.main(["record", "--lessons", "06", "23"]) == 0
     assert recorded.lessons == ["06_gradient_checkpointing", "23_fit_your_model"]
+
+
+def test_accuracy_is_recorded_by_the_script_of_a_clone(gpu_machine, recorded, monkeypatch):
+    ran = []
+
+    def run(command):
+        ran.append([str(word) for word in command[1:]])
+        return SimpleNamespace(returncode=len(ran) - 1)
+
+    monkeypatch.setattr(main.subprocess, "run", run)
+    assert main.main(["record", "--accuracy", "--out", "there"]) == 1  # the second has failed
+    script = str(SOURCE / "benchmarks" / "accuracy.py")
+    assert ran == [[script, part, "--out", "there"] for part in ("--gpu", "--headlines")]
+    assert recorded.lessons is None
 
 
 @pytest.mark.parametrize(

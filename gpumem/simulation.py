@@ -157,8 +157,9 @@ def recording(gpu: Gpu | None) -> Iterator[Tracker]:
         tracker.workspaces = partial(kernel_workspaces, gpu=gpu)
         tracker.key_of_parts = key_of_parts
     with contextlib.ExitStack() as stack:
-        gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
-        stack.callback(gc.unfreeze)
+        if not gc.get_freeze_count():  # else the caller's, which stay as they are
+            gc.freeze()  # to look for garbage among new objects only saves an eighth of the time
+            stack.callback(gc.unfreeze)
         stack.enter_context(fake_tensors(gpu))
         tracker.streams = FakeStreams()
         yield stack.enter_context(tracker)

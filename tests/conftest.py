@@ -1,9 +1,11 @@
-"""How hypothesis chooses its examples, and which tests stay together on one process.
+"""How hypothesis chooses its examples, which tests stay together on one process, and that garbage
+is looked for among what a test made.
 
 ``course``: few examples, the same at each run, so that a change is not held up by what it did not
 touch. ``search``: many, and others at each run, for `make test-all`.
 """
 
+import gc
 from typing import Any
 
 import pytest
@@ -14,6 +16,14 @@ patient = settings(deadline=None, database=None, suppress_health_check=[HealthCh
 settings.register_profile("course", patient, derandomize=True, max_examples=25)
 settings.register_profile("search", patient, max_examples=500)
 settings.load_profile("course")
+
+
+@pytest.fixture(autouse=True)
+def only_new_objects_are_searched_for_garbage():
+    """Each run on a device collects garbage, and half a million objects that live as long as the
+    process take half a second each time. What is there before a test is left out."""
+    gc.collect()
+    gc.freeze()
 
 
 class _ByFile(LoadScopeScheduling):

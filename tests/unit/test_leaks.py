@@ -35,13 +35,10 @@ RECIPES = [
 
 @pytest.fixture(autouse=True)
 def only_a_runs_own_collections():
-    """No automatic garbage collection; what other modules left is not looked through each time."""
-    gc.collect()
-    gc.freeze()
+    """No automatic garbage collection."""
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def living_tensors() -> set[int]:

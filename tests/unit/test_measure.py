@@ -70,15 +70,6 @@ def hooks():
     )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def collecting_garbage_is_quick():
-    """Every run collects garbage; what other modules left would be looked through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def nothing_stays_hooked():
     """Whatever a test does, PyTorch is afterwards as it was."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 
 import numpy as np
 import pytest
@@ -87,6 +88,14 @@ def test_a_partial_has_a_name_and_keyword_arguments_are_recorded():
 
     run = lab.simulate(functools.partial(flexible), batch_size=4, steps=1)
     assert (run.name, run.parameters) == ("flexible", {"batch_size": 4})
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_the_collector_is_told_to_leave_out_stays_so(frozen):
+    if not frozen:  # what stands before each test is (tests/conftest.py)
+        gc.unfreeze()
+    lab.simulate(closure_step(torch.optim.SGD, ask=False))
+    assert (gc.get_freeze_count() > 0) == frozen
 
 
 def test_on_a_gpu_that_is_not_listed():

@@ -78,13 +78,14 @@ def test_releases_whose_rules_are_not_known_are_refused(release):
 @pytest.mark.slow
 def test_the_hosts_memory_is_judged_where_it_is_given():
     kind = {"gpu": "h100", "seq_len": 64, "offload": "weights", "checkpointing": True, "ranks": 2}
-    free = estimate(TINY, **kind)
+    config = LlamaConfig(**SIZES | {"num_hidden_layers": 2})
+    free = estimate(config, **kind)
     assert free.run.host_bytes > MIB
     assert free.fits
-    enough = estimate(TINY, host_memory_bytes=2 * free.run.host_bytes, **kind)
+    enough = estimate(config, host_memory_bytes=2 * free.run.host_bytes, **kind)
     assert enough.fits
     assert f"for each GPU, which has {lab.format_bytes(2 * free.run.host_bytes)}" in str(enough)
-    short = estimate(TINY, host_memory_bytes=2 * free.run.host_bytes - MIB, **kind)
+    short = estimate(config, host_memory_bytes=2 * free.run.host_bytes - MIB, **kind)
     assert short.run.fits
     assert not short.fits
     assert "does not fit the host's memory, 1.00 MiB too much" in str(short)

@@ -82,7 +82,8 @@ def full(device, name="AdamW8bit"):
 
 CASES = [
     *((quantised, {"kind": kind}) for kind in LAYERS),
-    *((full, {"name": name}) for name in ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW")),
+    *((full, {"name": name}) for name in ("AdamW8bit", "PagedAdamW")),
+    pytest.param(full, {"name": "PagedAdamW8bit"}, marks=pytest.mark.nightly),
 ]
 
 

@@ -32,7 +32,13 @@ def changes(trace):
     ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(recipe, id=name, marks=pytest.mark.nightly if name == "plain" else ())
+        for name, recipe in RECIPES.items()
+    ],
+)
 def test_spliced_and_simulated_steps_are_the_same_events(recipe):
     config = tiny_config()
     train = training_of_lengths(config, recipe, LENGTHS)
@@ -52,7 +58,7 @@ def test_a_splice_needs_two_steps():
         continued({1: trace}, (1, 1))
 
 
-@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("expandable", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_without_a_gpu_the_steps_of_an_experiment_are_replayed(expandable):
     recipe = Recipe(batch_size=4)
 

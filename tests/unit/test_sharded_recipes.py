@@ -26,16 +26,18 @@ pytestmark = pytest.mark.slow
 H100 = GPUS["h100"]
 CONFIG = LlamaConfig(**TINY | {"num_hidden_layers": 7})
 RECIPES = {
-    "bf16 units": {"precision": "amp-bf16", "optimizer": "sgd"},
-    "checkpointing, chunked loss": {"checkpointing": True, "chunked_loss": True},
+    "bf16 units, checkpointing, chunked loss": {
+        **{"precision": "amp-bf16", "optimizer": "sgd"},
+        **{"checkpointing": True, "chunked_loss": True},
+    },
     "on the host": {"offload": "weights", "checkpointing": True},
+    "bf16 units": {"precision": "amp-bf16"},
     "accumulated": {"accumulate": 3},
     "LoRA": {"lora": 4, "checkpointing": True, "precision": "bf16"},
 }
+AT_NIGHT = ("bf16 units", "accumulated", "LoRA")
 CASES = [
-    pytest.param(
-        settings, id=name, marks=pytest.mark.nightly if name in ("accumulated", "LoRA") else ()
-    )
+    pytest.param(settings, id=name, marks=pytest.mark.nightly if name in AT_NIGHT else ())
     for name, settings in RECIPES.items()
 ]
 
@@ -107,12 +109,8 @@ def test_simulated_as_two_real_ranks(settings, tied):
     assert real[0].losses != real[1].losses  # each has rows of its own
 
 
-def test_states_are_divided_and_frozen_weights_too():
-    alone, shared = (
-        lab.estimate("Llama-3.1-8B", gpu="h100", precision="bf16", ranks=ranks) for ranks in (1, 8)
-    )
-    ratio = shared.by_category["optimizer"] / alone.by_category["optimizer"]
-    assert ratio == pytest.approx(1 / 8, rel=1e-3)
+def test_frozen_weights_are_divided_too():
+    """As states are: tests/unit/test_fake_ranks.py."""
     alone, shared = (
         lab.estimate("Llama-3.1-8B", gpu="h100", precision="bf16", lora=8, ranks=ranks)
         for ranks in (1, 8)

@@ -85,6 +85,7 @@ def test_it_answers_and_trains(cache):
     assert model(input_ids=ids, labels=ids).loss < before
 
 
+@pytest.mark.nightly  # by day lesson 15 converts it
 @installed
 def test_the_second_time_nothing_is_converted(cache, offline, monkeypatch):
     folder = pretrained.model_folder()
@@ -97,6 +98,7 @@ def test_the_second_time_nothing_is_converted(cache, offline, monkeypatch):
     assert not list(cache.glob(".converting-*"))  # no temporary folder is left
 
 
+@pytest.mark.nightly
 @installed
 def test_in_a_simulation_it_is_fake_and_finds_its_tokenizer(cache):
     with FakeTensorMode(allow_non_fake_inputs=True):

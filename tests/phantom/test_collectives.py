@@ -1,10 +1,8 @@
 """Ranks on phantom GPUs get the values that the others sent, as they do by NCCL."""
 
-import sys
-
 import torch
 
-from phantom_gpu.run_script import run_program
+from gpumem.fake_cuda.process_group import one_of
 
 RANKS = """
 import torch
@@ -146,25 +144,17 @@ dist.destroy_process_group()
 """
 
 
-def test_what_a_rank_sends_is_what_the_others_read(tmp_path, capfd):
-    (tmp_path / "ranks.py").write_text(RANKS)
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command = [sys.executable, *launch, "ranks.py"]
-    verdict = run_program(command, gpu="t4", gpus=2, cwd=tmp_path)
-    said = capfd.readouterr()
-    assert verdict.fits, said.err[-2000:]
-    assert said.out.count("all right") == 2
+def test_what_a_rank_sends_is_what_the_others_read(run):
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    verdict, printed = run(RANKS, launch=launch, gpu="t4", gpus=2)
+    assert verdict.fits, str(verdict)
+    assert printed.count("all right") == 2
     [line] = {read.line for answer in verdict.answers for read in answer.unknown}
     assert RANKS.splitlines()[int(line.rpartition(":")[2]) - 1].startswith("assert unknown")
 
 
 def test_one_process_stands_for_all_ranks_of_a_fake_group():
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    try:
+    with one_of(4):
         counted = torch.ones(1, dtype=torch.int64, device="cuda")
         torch.distributed.all_reduce(counted)
         assert counted.item() == 4
-    finally:
-        torch.distributed.destroy_process_group()

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from gpumem.fake_cuda.process_group import one_of
+
 
 def arithmetic(device):
     x = torch.arange(12, device=device).view(3, 4)
@@ -374,16 +376,12 @@ def test_fake_tensors_and_the_tracker_work_beside_it():
 
 def test_a_tensor_in_parts_draws_random_numbers():
     from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
+    with one_of(2):
         mesh = torch.distributed.init_device_mesh("cuda", (2,))
         weight = distribute_tensor(torch.zeros(8, 4, device="cuda"), mesh, [Shard(0)])
         torch.nn.init.trunc_normal_(weight)
         assert "unknown" in repr(weight.to_local())
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_sparse_tensors_are_left_alone(monkeypatch):

@@ -13,6 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = ("PYTHONPATH", "LD_PRELOAD", PHANTOM_VARIABLE)
 
 
+def pins(name: str) -> dict[str, str]:
+    """The versions of a constraints file."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
 def build(kind: str, folder: Path, source: Path = ROOT) -> Path:
     """Build the ``wheel`` or the ``sdist`` of ``source`` into ``folder``, without a network."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]

@@ -9,17 +9,16 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 import yaml
+from installed import ROOT, pins
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from gpumem.hardware import catalogue
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
@@ -31,11 +30,6 @@ def text(name: str) -> str:
 def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
     parsed = [Requirement(line) for line in lines]
     return {canonicalize_name(each.name): each for each in parsed}
-
-
-def pins(name: str) -> dict[str, str]:
-    """The versions of a constraints file."""
-    return dict(line.split("==") for line in text(name).splitlines() if not line.startswith("#"))
 
 
 CORE = requirements(PROJECT["dependencies"])

@@ -279,7 +279,7 @@ def test_predictions_that_trainer_joins_are_counted_and_named(report):
 @pytest.mark.parametrize(
     ("before", "after", "joined_bytes"),
     [
-        ("steps=None", "steps=4", PREDICTED_BYTES // 4),
+        pytest.param(*("steps=None", "steps=4", PREDICTED_BYTES // 4), marks=pytest.mark.nightly),
         ("labels: logits", "labels: logits[0].argmax(-1)", 0),
     ],
 )

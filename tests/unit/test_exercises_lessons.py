@@ -37,6 +37,8 @@ pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 LESSONS = [f"{number:02}" for number in range(26)]
 SLOWEST = ("13-2", "15-2", "19-1", "19-2", "23-1", "25-2")  # up to a minute for each answer
+#: Settings as answers, each of which is simulated.
+SIMULATED = ("03-2", "22-2", "23-2", "24-1")
 IDS = [
     pytest.param(id, marks=pytest.mark.nightly) if id in SLOWEST else id
     for lesson in LESSONS
@@ -45,13 +47,15 @@ IDS = [
 
 
 def answers(kind):
-    """All answers of a kind, by exercise; programs but each exercise's first are tried at night."""
+    """All answers of a kind, by exercise; programs and settings but each exercise's first are tried
+    at night."""
     found = []
     for lesson in LESSONS:
         module = importlib.import_module(f"exercise_answers.lesson_{lesson}")
         given = getattr(module, kind, ())
         for number, answer in enumerate(given):
-            again = number > 0 and answer[0] == given[number - 1][0] and callable(answer[1])
+            runs = callable(answer[1]) or answer[0] in SIMULATED
+            again = number > 0 and answer[0] == given[number - 1][0] and runs
             slow = answer[0] in SLOWEST
             marks = pytest.mark.nightly if again or slow else ()
             found.append(pytest.param(*answer, id=f"{answer[0]} {number}", marks=marks))

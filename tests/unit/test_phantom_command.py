@@ -11,7 +11,7 @@ import labkit as lab
 from gpumem.hardware.catalogue import GPUS
 from gpumem.units import GIB
 from labkit.cli import main
-from phantom_gpu import cli, run_script
+from phantom_gpu import cli, largest, run_script
 from phantom_gpu.command_line import command_line, processes_of
 from phantom_gpu.environment import SHARED_KIB
 from phantom_gpu.report import FitReport
@@ -138,6 +138,35 @@ def test_the_verdict_in_words(change, how, fits, sentence):
     found = verdict(replace(ANSWER, **change), **{"returncode": 0} | how)
     assert found.fits is fits
     assert sentence in str(found)
+
+
+FULL_ANSWER = replace(ANSWER, gpus=[FULL])
+BROKEN_ANSWER = replace(ANSWER, ended="failed", error="ValueError: too many rows")
+
+
+@pytest.mark.parametrize(
+    ("most", "beyond", "fits"),
+    [
+        (1, FULL_ANSWER, False),
+        (299, FULL_ANSWER, False),
+        (4321, FULL_ANSWER, False),
+        (4321, BROKEN_ANSWER, None),
+    ],
+)
+def test_the_largest_value_is_found_to_within_a_32nd(monkeypatch, most, beyond, fits):
+    """With a script: tests/phantom/test_fix.py."""
+
+    def run_program(words, **options):
+        return verdict(ANSWER if int(words[-1]) <= most else beyond, returncode=0)
+
+    monkeypatch.setattr(largest, "run_program", run_program)
+    [curve] = largest.largest(["x.py", "--rows", "300"], ["rows"], gpu="t4").curves
+    for each in curve.tried:
+        assert each.fits is (True if each.value <= most else fits)
+        assert ("too many rows" in each.failure) == (each.fits is None)
+    too_large = min(each.value for each in curve.tried if not each.fits)
+    assert curve.largest <= most < too_large <= curve.largest * 33 / 32 + 1
+    assert len(curve.tried) < 16
 
 
 @pytest.mark.parametrize(

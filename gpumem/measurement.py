@@ -143,6 +143,7 @@ class _Measurement:
             phase=str(failure.phase),
             module=failure.module,
             operator=failure.operator,
+            reserved_bytes=self.cuda.reserved() if self.on_gpu else None,
         )
 
     def result(self) -> Run:

@@ -25,6 +25,7 @@ class OutOfMemory:
 
     ``requested_bytes`` is the request that failed (0 where the error did not say),
     ``live_bytes`` what was live at that moment and ``by_category`` what it was made of.
+    ``reserved_bytes`` is what PyTorch's caching allocator had taken; None where there is none.
     ``step`` counts from 1; 0 means the failure came before the first step.
     """
 
@@ -36,6 +37,7 @@ class OutOfMemory:
     phase: str
     module: str
     operator: str
+    reserved_bytes: Bytes | None = None
 
     @classmethod
     def at_event(
@@ -45,6 +47,7 @@ class OutOfMemory:
         requested_bytes: int,
         capacity_bytes: int,
         live: Mapping[Category, int],
+        reserved_bytes: int | None = None,
     ) -> "OutOfMemory":
         """Describe the failure of event ``index`` with the bytes ``live`` just before it."""
         event = trace.events[index]
@@ -58,6 +61,7 @@ class OutOfMemory:
             phase=str(event.phase),
             module=storage.module,
             operator=storage.operator,
+            reserved_bytes=reserved_bytes,
         )
 
     def __str__(self) -> str:
@@ -65,10 +69,11 @@ class OutOfMemory:
         when = f"step {self.step}, {self.phase}" if self.step else "before the first step"
         room = f" of {format_bytes(self.capacity_bytes)}" if self.capacity_bytes else ""
         asked = format_bytes(self.requested_bytes) if self.requested_bytes else "more memory"
-        return (
-            f"out of memory: asked for {asked} with {format_bytes(self.live_bytes)}{room} "
-            f"in use ({when}{where})"
-        )
+        in_use = f"with {format_bytes(self.live_bytes)}{room} in use"
+        if self.reserved_bytes is not None:  # what decides: there may be room between the tensors
+            reserved, used = format_bytes(self.reserved_bytes), format_bytes(self.live_bytes)
+            in_use = f"with {reserved}{room} reserved, {used} of that in use"
+        return f"out of memory: asked for {asked} {in_use} ({when}{where})"
 
 
 @dataclass(frozen=True)

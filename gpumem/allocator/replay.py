@@ -159,7 +159,9 @@ class Player:
         except SimulatedOutOfMemory:
             budget_bytes, allocator.budget_bytes = allocator.budget_bytes, None
             live = self._by_category()
-            self.failure = OutOfMemory.at_event(self.trace, index, nbytes, budget_bytes, live)
+            self.failure = OutOfMemory.at_event(
+                self.trace, index, nbytes, budget_bytes, live, allocator.reserved_bytes
+            )
         return allocator.allocate(nbytes, stream=stream)
 
     def _by_category(self) -> Counter[Category]:

@@ -233,6 +233,11 @@ def test_an_oom_says_what_was_asked_where_and_when():
         "out of memory: asked for 2.00 MiB with 3.00 MiB of 4.00 MiB in use "
         "(step 2, forward in layers.0)"
     )
+    reserved = dataclasses.replace(OOM, capacity_bytes=4 * MIB, reserved_bytes=3 * MIB)
+    assert str(reserved) == (
+        "out of memory: asked for 2.00 MiB with 3.00 MiB of 4.00 MiB reserved, 3 B of that in use "
+        "(step 2, forward in layers.0)"
+    )
     early = dataclasses.replace(OOM, step=0, requested_bytes=0, capacity_bytes=None, module="")
     assert (
         str(early) == "out of memory: asked for more memory with 3 B in use (before the first step)"

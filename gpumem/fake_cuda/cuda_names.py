@@ -129,29 +129,18 @@ _ASKED_FIRST = (
 def _refusing_patches() -> Iterator[AbstractContextManager]:
     for name in ("cuda", "accelerator"):
         yield mock.patch.object(torch, name, _Guarded(getattr(torch, name)))
-    for module, name in _QUESTIONS:
+    for module, name in (*_QUESTIONS, *_ASKED_FIRST):
         yield mock.patch.object(module, name, _refusing_user(getattr(module, name)))
-    for module, name in _ASKED_FIRST:
-        yield mock.patch.object(module, name, _refusing_importer(getattr(module, name)))
 
 
-def _refusing_importer(function: Callable[[], bool]) -> Callable[[], bool]:
-    """Refuse the user's code that calls one of torch.cuda's functions, however it got it."""
+def _refusing_user(function: Callable) -> Callable:
+    """Refuse the user's code that calls ``function``, by one of torch.cuda's functions or not."""
 
-    def checked() -> bool:
+    def checked(*args: Any, **options: Any) -> Any:
         frame = sys._getframe(1)
         while frame.f_globals.get("__name__", "").startswith("torch.cuda"):
             frame = frame.f_back
         if is_users(frame.f_code):
-            refuse_cuda()
-        return function()
-
-    return checked
-
-
-def _refusing_user(function: Callable) -> Callable:
-    def checked(*args: Any, **options: Any) -> Any:
-        if is_users(sys._getframe(1).f_code):
             refuse_cuda()
         return function(*args, **options)
 

@@ -12,17 +12,16 @@ made it, and how many of that kind were alive before it.
 Limits: passes of both ends of a stretch are traced; what differs between them only is not seen.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from gpumem.fake_cuda.depth_extension import single_lives
+from gpumem.fake_cuda.step_extension import Role, roles_of
 from gpumem.inputs import InputError
 from gpumem.trace import Storage, Trace
 
-Role = tuple[tuple, int]  # of a storage: its kind, and its number among those of its kind
 #: Passes of a trace before its next one is like all that follow: the prompt's, and what it leaves.
 FIRST = 2
 #: Passes of a trace that are looked at: three like those that follow.
@@ -144,18 +143,6 @@ def _single(number: int, passed: Pass) -> Stretch:
     return Stretch(number, number, passed, [0] * len(passed.storages))
 
 
-def roles_of(trace: Trace, living: Iterable[int]) -> dict[int, Role]:
-    """Return the role of each of ``living``, numbers of storages in the order of their making."""
-    seen: Counter[tuple] = Counter()
-    roles = {}
-    for number in sorted(living):
-        storage = trace.storages[number]
-        kind = (storage.device, storage.operator, storage.module, storage.name, storage.dtype)
-        roles[number] = kind, seen[kind]
-        seen[kind] += 1
-    return roles
-
-
 def passes_of(trace: Trace) -> list[Pass]:
     """Return the passes of ``trace``."""
     living = set(living_before(trace))
@@ -166,11 +153,11 @@ def living_before(trace: Trace) -> dict[int, Role]:
     """Return the roles of what is alive when the first pass begins, by number."""
     living: set[int] = set()
     _live(trace, living, 0, trace.step_starts[0])
-    return roles_of(trace, living)
+    return roles_of(trace, sorted(living))
 
 
 def _passed(trace: Trace, living: set[int], begin: int, end: int) -> Pass:
-    before = roles_of(trace, living)
+    before = roles_of(trace, sorted(living))
     made: dict[int, int] = {}
     changes: list[int | Role] = []
     for event in trace.events[begin:end]:
@@ -185,7 +172,7 @@ def _passed(trace: Trace, living: set[int], begin: int, end: int) -> Pass:
         else:
             changes.append(~made[number] if number in made else before[number])
     _live(trace, living, begin, end)
-    after = roles_of(trace, living)
+    after = roles_of(trace, sorted(living))
     left = {role: made[number] for number, role in after.items() if number in made}
     return Pass(tuple(changes), tuple(trace.storages[number] for number in made), left)
 

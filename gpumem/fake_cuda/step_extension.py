@@ -36,8 +36,8 @@ class _TwoSteps:
         trace = single_lives(trace)
         starts, *later = trace.step_starts[1:]
         trace = replace(trace, events=trace.events[: later[0] if later else None])
-        before = _roles(trace, _held(trace.events[:starts]))
-        after = _roles(trace, _held(trace.events[starts:]))
+        before = roles_of(trace, _living(trace.events[:starts]))
+        after = roles_of(trace, _living(trace.events[starts:]))
         return cls(trace, range(starts, len(trace.events)), before, after)
 
 
@@ -86,15 +86,20 @@ def continued(traces: Mapping[int, Trace], lengths: Sequence[int]) -> Trace:
     )
 
 
-def _roles(trace: Trace, held: Counter[int]) -> dict[int, Role]:
+def roles_of(trace: Trace, numbers: Iterable[int]) -> dict[int, Role]:
+    """Return the role of each of these storages, which are counted in this order."""
     seen: Counter[tuple] = Counter()
     roles = {}
-    for number in (number for number, nbytes in held.items() if nbytes > 0):
+    for number in numbers:
         storage = trace.storages[number]
         kind = (storage.device, storage.operator, storage.module, storage.name, storage.dtype)
         roles[number] = kind, seen[kind]
         seen[kind] += 1
     return roles
+
+
+def _living(events: Iterable[Event]) -> list[int]:
+    return [number for number, nbytes in _held(events).items() if nbytes > 0]
 
 
 def _held(events: Iterable[Event]) -> Counter[int]:

@@ -22,7 +22,7 @@ from gpumem.estimation.estimate import MOST_HOST_BYTES
 from gpumem.estimation.recipe import MOST_SEQUENCE
 from gpumem.estimation.search import GROUPS, Option, Search
 from gpumem.hardware import catalogue
-from gpumem.hardware.catalogue import MARGIN, Gpu
+from gpumem.hardware.catalogue import MARGIN, MOST_GPUS, Gpu
 from gpumem.inputs import InputError, one_of, positive_int
 from gpumem.models.config import find_config
 from gpumem.torch_release import following, torch_release
@@ -32,47 +32,84 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 KINDS = ("full", "lora")
-MOST_GPUS = 1024
 _HEADINGS = {"same": "The same training", "changed": "Changed training"}
 _COLUMNS = ("memory", "host", "bound", "changes", "recipe")
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What `advise` found.
+@dataclass(frozen=True, kw_only=True)
+class Advised:
+    """What advice says, on training and on answering.
 
     Attributes:
-        model, gpu, gpus, seq_len, only, margin: what was asked; ``source`` is the model as given.
+        model, gpu, gpus, margin: what was asked.
         capacity_bytes: what the GPU leaves PyTorch's allocator.
-        options: every recipe simulated, the best first.
-        ruled_out: how many recipes arithmetic alone showed too large.
-        refused: why recipes could not be tried, a sentence each.
-        larger_gpu: the smallest GPU of the catalogue that holds the smallest option, where this
-            one does not; None if no GPU does.
-        host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
+        options: what was found, the best first.
+        ruled_out: how many ways arithmetic alone showed too large.
+        refused: why ways could not be tried, a sentence each.
         torch: the release of PyTorch whose rules it follows, as "2.13".
     """
 
     model: str
     gpu: str
     gpus: int
-    seq_len: int
-    only: str | None
     margin: float
     capacity_bytes: int
-    options: tuple[Option, ...]
+    options: tuple[Any, ...]
     ruled_out: int
     refused: tuple[str, ...]
-    larger_gpu: str | None
     seconds: float = field(compare=False)
-    source: Any = field(repr=False, compare=False)
-    host_limit_bytes: int | None = None
-    torch: str = ""
+    torch: str
 
     @property
     def room_bytes(self) -> int:
-        """What a recipe may take: the capacity less the margin."""
+        """What may be taken: the capacity less the margin."""
         return catalogue.room_bytes(self.capacity_bytes, self.margin)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy."""
+        options = [option.to_dict() for option in self.options]
+        return {**vars(self), "room_bytes": self.room_bytes, "options": options}
+
+    _repr_pretty_ = as_printed
+
+    def _where(self) -> str:
+        name = catalogue.gpu(self.gpu).name
+        return (
+            f"{self.model} on {self.gpus} × {name}" if self.gpus > 1 else f"{self.model} on {name}"
+        )
+
+
+def common_fields(search: Any, model: str, started: float) -> dict[str, Any]:
+    """Return the fields of `Advised` that a search, which began at ``started``, gives."""
+    return {
+        "model": model,
+        "gpu": search.gpu.key,
+        "gpus": search.gpus,
+        "margin": float(search.margin),
+        "capacity_bytes": search.gpu.budget_bytes,
+        "ruled_out": search.ruled_out,
+        "refused": tuple(dict.fromkeys(search.refused)),
+        "seconds": time.perf_counter() - started,
+        "torch": torch_release(),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice(Advised):
+    """What `advise` found; ``options`` are all recipes that were simulated.
+
+    Attributes:
+        seq_len, only: what was asked; ``source`` is the model as given.
+        larger_gpu: the smallest GPU of the catalogue that holds the smallest option, where this
+            one does not; None if no GPU does.
+        host_limit_bytes: memory of the machine that holds all GPUs; None: not judged.
+    """
+
+    seq_len: int
+    only: str | None
+    larger_gpu: str | None
+    source: Any = field(repr=False, compare=False)
+    host_limit_bytes: int | None
 
     @property
     def rated_as(self) -> str:
@@ -127,26 +164,20 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
-        plain = {name: value for name, value in vars(self).items() if name != "source"}
         places = {option.recipe: number for number, option in enumerate(self.options)}
+        record = super().to_dict()
+        del record["source"]
         return {
-            **plain,
-            "room_bytes": self.room_bytes,
+            **record,
             "rated_as": self.rated_as,
-            "options": [option.to_dict() for option in self.options],
             "best": {group: places[option.recipe] for group, option in self.best.items()},
             "frontier": [places[option.recipe] for option in self.frontier],
         }
 
-    _repr_pretty_ = as_printed
-
     def __str__(self) -> str:
         """Write the best of each group, then all that is worth choosing from."""
-        gpus = catalogue.gpu(self.gpu).name
-        if self.gpus > 1:
-            gpus = f"{self.gpus} × {gpus}"
         lines = [
-            f"{self.model} on {gpus}, {self.seq_len} tokens a sequence",
+            f"{self._where()}, {self.seq_len} tokens a sequence",
             f"  A recipe may take {format_bytes(self.room_bytes)}: the "
             f"{format_bytes(self.capacity_bytes)} that PyTorch gets, less {self.margin:.0%}.",
         ]
@@ -266,7 +297,6 @@ def advise(
     """
     started = time.perf_counter()
     gpu = catalogue.gpu(gpu)
-    room_bytes = catalogue.room_bytes(gpu.budget_bytes, margin)
     gpus = positive_int(gpus, "gpus", most=MOST_GPUS)
     if only is not None:
         only = one_of(only, KINDS, "kind of training")
@@ -275,7 +305,7 @@ def advise(
         positive_int(host_memory_bytes, "host_memory_bytes", most=MOST_HOST_BYTES)
         host_share = host_memory_bytes // gpus
     name, config = find_config(model)
-    search = Search(config, gpu, gpus, _sequence(seq_len, config), only, room_bytes, host_share)
+    search = Search(config, gpu, gpus, _sequence(seq_len, config), only, margin, host_share)
     with following(torch):
         search.all()
         if not search.options:
@@ -283,26 +313,17 @@ def advise(
         options = tuple(sorted(search.options.values(), key=Option.sort_key))
         smallest = min(options, key=_memory)
         larger_gpu = None
-        if smallest.needed_bytes > room_bytes:  # then nothing fits
-            larger_gpu = search.larger_gpu(smallest.recipe, margin)
-        followed = torch_release()
-    return Advice(
-        model=name,
-        gpu=gpu.key,
-        gpus=gpus,
-        seq_len=search.seq_len,
-        only=only,
-        margin=float(margin),
-        capacity_bytes=gpu.budget_bytes,
-        options=options,
-        ruled_out=search.ruled_out,
-        refused=tuple(dict.fromkeys(search.refused)),
-        larger_gpu=larger_gpu,
-        seconds=time.perf_counter() - started,
-        source=model,
-        host_limit_bytes=host_memory_bytes,
-        torch=followed,
-    )
+        if smallest.needed_bytes > search.room_bytes:  # then nothing fits
+            larger_gpu = search.larger_gpu(smallest.recipe)
+        return Advice(
+            **common_fields(search, name, started),
+            seq_len=search.seq_len,
+            only=only,
+            options=options,
+            larger_gpu=larger_gpu,
+            source=model,
+            host_limit_bytes=host_memory_bytes,
+        )
 
 
 def _sequence(seq_len: int | None, config: "PreTrainedConfig") -> int:

@@ -94,6 +94,11 @@ class Serving:
             )
 
     @property
+    def who(self) -> str:
+        """Who is answered, in words."""
+        return "1 user" if self.users == 1 else f"{self.users} users"
+
+    @property
     def seq_len(self) -> int:
         """Tokens that the model reads in one conversation."""
         return self.prompt_tokens + self.new_tokens - 1
@@ -129,8 +134,7 @@ class Serving:
         return asdict(self)
 
     def __str__(self) -> str:
-        users = "1 user" if self.users == 1 else f"{self.users} users"
-        parts = [users, f"{self.prompt_tokens} + {self.new_tokens} tokens", self.precision]
+        parts = [self.who, f"{self.prompt_tokens} + {self.new_tokens} tokens", self.precision]
         parts += [
             self.quantize,
             f"{self.cache} cache{f' in {self.kv_dtype}' * bool(self.kv_dtype)}",

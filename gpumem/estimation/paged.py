@@ -168,11 +168,10 @@ def answers(found: Any) -> list[str]:
     """Return the lines that say how many users fit, how long a prompt, and how fast at most."""
     serving = found.serving
     each = f"{serving.prompt_tokens} + {serving.new_tokens} tokens"
-    users = "1 user" if serving.users == 1 else f"{serving.users} users"
     lines = [
         f"  A token of one user takes {format_bytes(found.cache_bytes_per_token)} of the cache.",
         f"  Users that fit with {each} each: {found.most_users():,}.",
-        f"  Longest prompt that fits for {users}: {found.longest_prompt_tokens():,} tokens.",
+        f"  Longest prompt that fits for {serving.who}: {found.longest_prompt_tokens():,} tokens.",
     ]
     if bound := found.bound_tokens_per_second:
         lines.append(

@@ -75,7 +75,8 @@ class Option:
 class Search:
     """Tries configurations level by level, and stores what it has simulated.
 
-    A recipe may take ``room_bytes`` of each GPU, and ``host_room_bytes`` of the host for each.
+    A recipe leaves the share ``margin`` of each GPU free, and may take ``host_room_bytes`` of the
+    host for each.
     """
 
     config: "PreTrainedConfig"
@@ -83,7 +84,7 @@ class Search:
     gpus: int
     seq_len: int
     only: str | None
-    room_bytes: int
+    margin: float
     host_room_bytes: int | None  # None: unlimited
     options: dict[Recipe, Option] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
@@ -95,6 +96,7 @@ class Search:
     least_of_all: Recipe | None = None
 
     def __post_init__(self) -> None:
+        self.room_bytes = catalogue.room_bytes(self.gpu.budget_bytes, self.margin)
         self.shapes = shapes_of(self.config)
         self.most_batch = MOST_BATCH
         while self.most_batch > 1 and self.most_batch * self.seq_len > MOST_TOKENS:
@@ -217,21 +219,17 @@ class Search:
         buckets = recipes_to_try.bucket_bytes(found.recipe, self.shapes, self.gpus)
         return found.peak_reserved_bytes + buckets
 
-    def larger_gpu(self, recipe: Recipe, margin: float) -> str | None:
-        """Return the smallest larger GPU of the catalogue that holds ``recipe``; None if none.
-
-        Those that share the CPU's memory are none for a recipe of those that do not.
-        """
-        for gpu in catalogue.gpus():
-            if gpu.budget_bytes <= self.gpu.budget_bytes or gpu.unified != self.gpu.unified:
-                continue
-            if gpu.budget_bytes * (1 - margin) < self._least_bytes(recipe):
+    def larger_gpu(self, recipe: Recipe) -> str | None:
+        """Return the smallest larger GPU of the catalogue that holds ``recipe``; None if none."""
+        for gpu in catalogue.larger_gpus(self.gpu):
+            room_bytes = catalogue.room_bytes(gpu.budget_bytes, self.margin)
+            if room_bytes < self._least_bytes(recipe):
                 continue
             try:
                 found = estimate(self.config, gpu=gpu, recipe=recipe)
             except InputError:  # it cannot run the recipe
                 continue
-            if found.fits and self._needed_bytes(found) <= gpu.budget_bytes * (1 - margin):
+            if found.fits and self._needed_bytes(found) <= room_bytes:
                 return gpu.key
         return None
 

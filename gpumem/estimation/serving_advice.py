@@ -12,91 +12,66 @@ model over several GPUs is not estimated, nor prompts read in pieces by ``genera
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from gpumem.estimation.advice import Advised, common_fields
 from gpumem.estimation.generation import Serving
 from gpumem.estimation.paged import UTILIZATION
-from gpumem.estimation.serving_search import MOST_GPUS, NOTHING, Answering, Search
+from gpumem.estimation.serving_search import NOTHING, Answering, Search
 from gpumem.hardware import catalogue
-from gpumem.hardware.catalogue import MARGIN, Gpu, room_bytes
+from gpumem.hardware.catalogue import MARGIN, MOST_GPUS, Gpu, room_bytes
 from gpumem.inputs import positive_int
 from gpumem.models.config import find_config
-from gpumem.torch_release import following, torch_release
-from gpumem.units import as_printed, format_bytes
+from gpumem.torch_release import following
+from gpumem.units import format_bytes
 
 
-@dataclass(frozen=True)
-class ServingAdvice:
-    """What `advise_serving` found.
+@dataclass(frozen=True, kw_only=True)
+class ServingAdvice(Advised):
+    """What `advise_serving` found; ``options`` are the changes with which it fits, the mildest
+    first, empty where it fits as it is.
 
     Attributes:
-        model, gpu, gpus, serving, margin: what was asked.
-        capacity_bytes: what the GPU leaves PyTorch's allocator.
-        asked: what was asked for, as it was estimated.
+        serving: what was asked.
+        asked: the same, as it was estimated.
         most_users: how many users' conversations of this length fit, all GPUs together.
         longest_tokens: the longest conversation with which as many users fit, prompt and answer.
-        options: the changes with which it fits, the mildest first; empty where it fits as it is.
-        tried: how many estimates were run; ``ruled_out``: how many changes the weights alone
-            showed to be too few.
-        refused: why changes could not be tried, a sentence each.
-        torch: the release of PyTorch whose rules it follows, as "2.13".
+        tried: how many estimates were run.
     """
 
-    model: str
-    gpu: str
-    gpus: int
     serving: Serving
-    margin: float
-    capacity_bytes: int
     asked: Answering
     most_users: int
     longest_tokens: int
-    options: tuple[Answering, ...]
     tried: int
-    ruled_out: int
-    refused: tuple[str, ...]
-    seconds: float = field(compare=False)
-    torch: str = ""
 
     @property
     def fits(self) -> bool:
         """Whether what was asked for fits with the margin, unchanged."""
         return self.asked.fits
 
-    @property
-    def room_bytes(self) -> int:
-        """What answering may take: the capacity less the margin."""
-        return room_bytes(self.capacity_bytes, self.margin)
-
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""
         return {
-            **vars(self),
+            **super().to_dict(),
             "fits": self.fits,
-            "room_bytes": self.room_bytes,
             "serving": self.serving.to_dict(),
             "asked": self.asked.to_dict(),
-            "options": [option.to_dict() for option in self.options],
         }
-
-    _repr_pretty_ = as_printed
 
     def __str__(self) -> str:
         """Write the verdict first, then what fits, or what makes it fit."""
-        gpus = catalogue.gpu(self.gpu).name
-        if self.gpus > 1:
-            gpus = f"{self.gpus} × {gpus}"
         verdict = "fits" if self.fits else "does not fit"
         lines = [
-            f"{self.model} on {gpus}: {verdict}",
+            f"{self._where()}: {verdict}",
             f"  {self.serving}",
             f"  It may take {format_bytes(self.room_bytes)}: the "
             f"{format_bytes(self.capacity_bytes)} that PyTorch gets, less {self.margin:.0%}.",
             f"  As asked it takes {format_bytes(self.asked.needed_bytes)}{_bound(self.asked)}.",
             "",
             f"Most users with conversations of this length: {self.most_users:,}.",
-            f"Longest conversation of {_users(self.serving)}: {self.longest_tokens:,} tokens.",
+            f"Longest conversation of {self.serving.who}: {self.longest_tokens:,} tokens.",
         ]
         if not self.fits and not self.options:
             lines += ["", "No change that was tried makes it fit."]
@@ -123,10 +98,6 @@ class ServingAdvice:
                 *(f"  Not tried: {sentence}" for sentence in self.refused),
             ]
         )
-
-
-def _users(serving: Serving) -> str:
-    return "1 user" if serving.users == 1 else f"{serving.users} users"
 
 
 def _bound(option: Answering) -> str:
@@ -176,21 +147,12 @@ def advise_serving(
         asked = search.option("as asked", NOTHING, found)
         if not asked.fits:
             search.all(found, most, longest)
-        followed = torch_release()
-    return ServingAdvice(
-        model=name,
-        gpu=gpu.key,
-        gpus=gpus,
-        serving=serving,
-        margin=float(margin),
-        capacity_bytes=gpu.budget_bytes,
-        asked=asked,
-        most_users=most * gpus,
-        longest_tokens=longest + serving.new_tokens if longest else 0,
-        options=tuple(search.options),
-        tried=search.tried,
-        ruled_out=search.ruled_out,
-        refused=tuple(dict.fromkeys(search.refused)),
-        seconds=time.perf_counter() - started,
-        torch=followed,
-    )
+        return ServingAdvice(
+            **common_fields(search, name, started),
+            serving=serving,
+            asked=asked,
+            most_users=most * gpus,
+            longest_tokens=longest + serving.new_tokens if longest else 0,
+            options=tuple(search.options),
+            tried=search.tried,
+        )

@@ -12,11 +12,10 @@ from gpumem.estimation.paged import Paged
 from gpumem.estimation.script import weights_of
 from gpumem.estimation.serving import Served, serve
 from gpumem.hardware import catalogue
-from gpumem.hardware.catalogue import Gpu, room_bytes
+from gpumem.hardware.catalogue import MOST_GPUS, Gpu, room_bytes
 from gpumem.inputs import InputError
 
 NOTHING, ROUNDING, ANSWER = "nothing", "rounding", "the answer"
-MOST_GPUS = 1024
 #: How people call a changed field.
 _NAMES = {
     "bf16": "BF16",
@@ -201,9 +200,7 @@ class Search:
         """Try larger GPUs, the smallest first, up to one that holds what was ``found``."""
         paged = isinstance(found, Paged)
         least_bytes = found.weights_bytes if paged else found.peak_allocated_bytes
-        for gpu in catalogue.gpus():
-            if gpu.budget_bytes <= self.gpu.budget_bytes or gpu.unified != self.gpu.unified:
-                continue
+        for gpu in catalogue.larger_gpus(self.gpu):
             if self._room(gpu) < least_bytes:
                 self.ruled_out += 1
                 continue

@@ -13,6 +13,7 @@ limit is a guess.
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,8 @@ CUDA_CONTEXT_BYTES = 512 * MIB
 #: workspaces are not simulated, and the capacity that GPUs of one name report differs by up to
 #: 0.5 GiB: 2 to 5 % of most GPUs of the catalogue.
 MARGIN = 0.05
+#: Of one kind, that advice is given for.
+MOST_GPUS = 1024
 #: GB per second and direction of 16 lanes, by the PCI Express generation: 8, 16 and 32 GT/s with
 #: 128b/130b coding, https://pcisig.com/specifications.
 _LINK_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
@@ -137,6 +140,14 @@ GPUS: dict[str, Gpu] = _read_catalogue(Path(__file__).with_name("gpus.toml"))
 def gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the catalogue, the smallest memory first."""
     return tuple(sorted(GPUS.values(), key=lambda gpu: (gpu.usable_bytes, gpu.key)))
+
+
+def larger_gpus(than: Gpu) -> Iterator[Gpu]:
+    """Yield the catalogue's GPUs with more memory, the smallest first. Those that share the CPU's
+    memory are none for one that does not."""
+    for gpu in gpus():
+        if gpu.budget_bytes > than.budget_bytes and gpu.unified == than.unified:
+            yield gpu
 
 
 def room_bytes(capacity_bytes: int, margin: float) -> int:

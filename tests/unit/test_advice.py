@@ -264,9 +264,9 @@ def test_bounds_of_an_unlisted_gpu_are_those_of_the_nearest(guessed):
 
 def test_a_larger_gpu_is_one_with_memory_of_its_own(guessed):
     l4, llama = GPUS["l4"], catalogue.config("Llama-3.1-8B")
-    asked = search.Search(llama, l4, 1, 64, None, l4.budget_bytes, None)
+    asked = search.Search(llama, l4, 1, 64, None, 0.05, None)
     recipe = Recipe(seq_len=64, precision="bf16", optimizer="sgd")  # weights and gradients: 30 GiB
-    assert asked.larger_gpu(recipe, 0.05) == "a100-40gb"  # not the M4 Max of 48 GB
+    assert asked.larger_gpu(recipe) == "a100-40gb"  # not the M4 Max of 48 GB
     assert len(guessed) == 1  # those that arithmetic rules out are not tried
 
 

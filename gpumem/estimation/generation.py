@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gpumem.estimation.recipe import QUANTIZATIONS, unsupported
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError, one_of, positive_int
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 PRECISIONS = ("bf16", "fp16", "fp32")
-QUANTIZATIONS = ("nf4", "nf4-double", "int8")
 CACHES = ("dynamic", "static", "paged")
 KV_DTYPES = ("fp8",)
 _CHOICES = {
@@ -71,13 +71,14 @@ class Serving:
     kv_dtype: str | None = None
     attention: str = "sdpa"
 
-    # What `build_model` asks of a recipe.
+    # What else `build_model` and `unsupported` ask of a recipe.
     lora: ClassVar[None] = None
     ranks: ClassVar[int] = 1
     offload: ClassVar[str] = "none"
     checkpointing: ClassVar[bool] = False
     optimizer: ClassVar[str] = ""
     autocast_dtype: ClassVar[None] = None
+    instead_of_bf16: ClassVar[str] = "precision 'fp16'"
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -119,15 +120,8 @@ class Serving:
 
     def check(self, gpu: Gpu) -> None:
         """Raise `InputError` with the reason if ``gpu`` cannot do all of this."""
-        if self.precision == "bf16" and not gpu.bf16_native:
-            raise InputError(
-                f"{gpu.name} has no bfloat16 in hardware: PyTorch only emulates it there. Use "
-                "precision 'fp16' instead of 'bf16'."
-            )
-        if self.quantize and gpu.unified:
-            raise InputError(f"bitsandbytes has no kernels for {gpu.name}: no quantize there.")
-        if self.quantize == "int8" and (gpu.compute_capability or (99, 0)) < (7, 5):
-            raise InputError(f"{gpu.name} has no int8 tensor cores: take 'nf4' there.")
+        for reason in unsupported(self, gpu):
+            raise InputError(reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready copy."""

@@ -10,7 +10,7 @@ Limits: several GPUs share a model in one way, `fully_shard`. The batch holds no
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import PRECISIONS, InputError, one_of, positive_int, read_record, shown
@@ -95,6 +95,8 @@ class Recipe:
     chunked_loss: bool = False
     ranks: int = 1
 
+    instead_of_bf16: ClassVar[str] = "'amp-fp16' or 'fp32'"
+
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, _checked(name, value))
@@ -128,7 +130,7 @@ class Recipe:
 
     def check(self, gpu: Gpu) -> None:
         """Raise `InputError` with the reason if ``gpu`` cannot do all of this."""
-        for reason in _unsupported(self, gpu):
+        for reason in unsupported(self, gpu):
             raise InputError(reason)
 
     def to_dict(self) -> dict[str, Any]:
@@ -221,14 +223,14 @@ def _contradictions(r: Recipe) -> Iterator[str]:
         yield "the flash kernel computes in half precision only: take 'sdpa' or another precision."
 
 
-def _unsupported(recipe: Recipe, gpu: Gpu) -> Iterator[str]:
-    """Yield why ``gpu`` cannot do all of ``recipe``."""
+def unsupported(recipe: Any, gpu: Gpu) -> Iterator[str]:
+    """Yield why ``gpu`` cannot do all of a recipe, or of a `Serving`."""
     flash = recipe.attention == "flash"
     eight_bit = recipe.quantize is not None or recipe.optimizer.endswith("8bit")
     if "bf16" in recipe.precision and not gpu.bf16_native:
         yield (
             f"{gpu.name} has no bfloat16 in hardware: PyTorch only emulates it there. Use "
-            f"'amp-fp16' or 'fp32' instead of {recipe.precision!r}."
+            f"{recipe.instead_of_bf16} instead of {recipe.precision!r}."
         )
     if flash and gpu.unified:
         yield f"the flash kernel is not written for {gpu.name}: take attention 'sdpa' there."

@@ -289,9 +289,9 @@ class CachingAllocator:
 
     def _new(self, pool: _Pool, size: int) -> _Block | None:
         """Return a block of new memory; None if there is none left (``alloc_block``)."""
-        segment_bytes = _segment_bytes(size)
         if self.expandable_segments:
             return self._expanded(pool, size)
+        segment_bytes = _segment_bytes(size)
         if not self._reserve(segment_bytes):
             return None
         address = self._addresses.take(segment_bytes)

@@ -17,6 +17,7 @@ from gpumem.figures.drawing import (
     ALARM,
     GREY,
     INK,
+    LEAST_SEEN,
     LIMIT_LINE,
     PAPER,
     RESERVED,
@@ -45,8 +46,6 @@ from gpumem.trace import Category
 from gpumem.units import format_bytes
 
 HEIGHT, THIN = 0.62, 0.16  # of a bar, and of what is reserved beyond it; a row is 1
-#: Of the longest bar; a smaller part is no more than a line.
-LEAST_SEEN = 0.003
 
 
 def draw_bars(

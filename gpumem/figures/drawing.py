@@ -77,6 +77,8 @@ LIMIT_LINE = {"color": INK, "linewidth": 1.6, "linestyle": (0, (5, 2))}
 PHANTOM_MARK = "◐"  # half of it is there: PyTorch's allocator, and no GPU
 PAPER = {"facecolor": "white", "alpha": 0.95, "edgecolor": "none", "pad": 1.5}  # behind a text
 
+#: Of the longest bar, or the peak; a smaller part is no more than a line, and the table has it.
+LEAST_SEEN = 0.003
 ROWS_IN_ALT = 12  # of a table; a longer text would not be listened to
 WIDTH = 800  # CSS pixels; the image itself has 1.6 times as many, for sharp screens
 DPI, SHARPNESS = 100, 1.6

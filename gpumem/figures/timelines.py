@@ -27,6 +27,7 @@ from gpumem.figures.drawing import (
     ASIDE,
     GREY,
     INK,
+    LEAST_SEEN,
     LIMIT_LINE,
     PAPER,
     Picture,
@@ -64,8 +65,6 @@ SHORT_NAMES = {
     Phase.DECODE: "dec",
 }
 TABLE_STEPS = 10
-#: Of the peak; a smaller part is no more than a line, and the table's text has it.
-LEAST_SEEN = 0.003
 VISIBLE = 0.004  # of the width
 SHORT, MANY = 0.03, 8  # so many in turn, each of a smaller share of the width, are drawn as one
 

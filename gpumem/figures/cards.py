@@ -16,7 +16,6 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from gpumem.figures.html_pages import Rich, render
-from gpumem.inputs import one_of
 
 
 class Look(NamedTuple):
@@ -28,12 +27,6 @@ class Look(NamedTuple):
 
 GOOD, WARM, COOL = Look("✔", "#00694b"), Look("!", "#8a5300"), Look("i", "#1f5a96")
 BAD, QUIET = Look("✘", "#a3200d"), Look("○", "#4f5b67")
-TONES: dict[str, Look] = {
-    "note": COOL,
-    "good": GOOD,
-    "warning": WARM,
-    "error": BAD,
-}
 
 
 class Shown:
@@ -54,20 +47,9 @@ class Card(Shown, Rich):
         return self
 
 
-def message_card(text: str, *, title: str = "", tone: str = "note", code: str = "") -> Card:
-    """Show a remark.
-
-    Args:
-        text: what to say; blank lines separate paragraphs.
-        title: the words in the badge; the tone's own name if empty.
-        tone: ``note``, ``good``, ``warning`` or ``error``.
-        code: source to show under the text.
-
-    Raises:
-        InputError: unknown tone.
-    """
-    tone = one_of(tone, TONES, "tone")
-    return build_card(TONES[tone], title or tone, "", body=text, code=code).show()
+def message_card(text: str, *, title: str, look: Look = COOL, code: str = "") -> Card:
+    """Show a remark: ``title`` in the badge, paragraphs of ``text``, source ``code`` under them."""
+    return build_card(look, title, "", body=text, code=code).show()
 
 
 def notice(text: str, look: Look | None = None) -> str:

@@ -74,7 +74,7 @@ class Exercise:
         source = textwrap.dedent(inspect.getsource(self._solution)).strip()
         lines = "\n".join(_imports(source, sys.modules[self._solution.__module__]))
         code = f"{lines}\n\n\n{source}" if lines else source
-        message_card("One way to do it:", title="solution", tone="good", code=code)
+        message_card("One way to do it:", title="solution", look=GOOD, code=code)
 
     def _feedback(self, answer: Any) -> Feedback:
         try:

@@ -12,7 +12,7 @@ import re
 import ipywidgets
 from IPython.display import display
 
-from gpumem.figures.cards import BAD, GOOD, Card, Shown, message_card, notice
+from gpumem.figures.cards import BAD, COOL, GOOD, Card, Shown, message_card, notice
 from gpumem.figures.tables import finite_number
 from gpumem.inputs import InputError
 from gpumem.runs import Run
@@ -113,7 +113,7 @@ class Prediction(Shown):
             return message_card(text, title="no prediction made")
         text = f"You predicted {self._text(self.value)}. {result} {_off_by(self.value, found)}"
         close = abs(self.value - found) <= 0.1 * abs(found)
-        return message_card(text, title="your prediction", tone="good" if close else "note")
+        return message_card(text, title="your prediction", look=GOOD if close else COOL)
 
     def _text(self, value: float) -> str:
         if self.unit in BYTE_UNITS:

@@ -54,8 +54,8 @@ def gallery(tmp_path_factory):
         timelines.draw_timeline(traced_run()),
     ]
     made = [
-        cards.message_card("A text.\n\nMore.", tone=tone, code="x = 1  # " + "y" * 200)
-        for tone in cards.TONES
+        cards.message_card("A text.\n\nMore.", title="x", look=look, code="x = 1  # " + "y" * 200)
+        for look in (cards.GOOD, cards.WARM, cards.COOL, cards.BAD, cards.QUIET)
     ]
     made += [claim_cards.claim_card(judgement)]
     made += [

@@ -133,7 +133,7 @@ def contrast(one: object, other: object) -> float:
 def test_verdicts_can_be_read_and_are_not_told_by_colour_alone():
     for looks in (claim_cards.VERDICTS, engine.LOOKS):
         assert len({look.symbol for look in looks.values()}) == len(looks)
-    looks = [*claim_cards.VERDICTS.values(), *engine.LOOKS.values(), *cards.TONES.values()]
+    looks = [*claim_cards.VERDICTS.values(), *engine.LOOKS.values(), cards.COOL]
     for colour in ("#1b2430", "#4a5663", *(look.colour for look in looks)):  # texts of a card
         assert contrast(colour, "white") >= TEXT_CONTRAST, colour
 

@@ -106,8 +106,8 @@ class _Guarded(ModuleType):
 
 
 _DATA_LOADER = "torch.utils.data.dataloader"
-#: The other questions of ``torch.backends``; its switches change speed, or kernels that
-#: `gpumem.fake_cuda.attention` chooses by them.
+#: Other questions that are refused. The switches of ``torch.backends`` are none: they change speed,
+#: or kernels that `gpumem.fake_cuda.attention` chooses by them.
 _QUESTIONS = (
     (torch.backends.cudnn, "is_available"),
     (torch.backends.cuda, "is_built"),
@@ -115,11 +115,7 @@ _QUESTIONS = (
     (torch.backends.cuda, "can_use_flash_attention"),
     (torch.backends.cuda, "can_use_efficient_attention"),
     (torch.backends.cuda, "can_use_cudnn_attention"),
-)
-
-
-#: What torch.cuda's functions ask before they say that there is no GPU, or that nothing is taken.
-_ASKED_FIRST = (
+    # What torch.cuda's functions ask before they say that there is no GPU, or nothing is taken.
     (torch.cuda, "_is_compiled"),
     (torch.cuda, "is_initialized"),
     (torch.cuda.memory, "is_initialized"),
@@ -129,7 +125,7 @@ _ASKED_FIRST = (
 def _refusing_patches() -> Iterator[AbstractContextManager]:
     for name in ("cuda", "accelerator"):
         yield mock.patch.object(torch, name, _Guarded(getattr(torch, name)))
-    for module, name in (*_QUESTIONS, *_ASKED_FIRST):
+    for module, name in _QUESTIONS:
         yield mock.patch.object(module, name, _refusing_user(getattr(module, name)))
 
 

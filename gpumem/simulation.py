@@ -60,7 +60,7 @@ def simulate(
         rank: which of them, from 0; by default the first. Without ``ranks`` it is an argument of
             the experiment.
         alike: the name of the argument that counts identical layers. Shallow models are simulated
-            then, and what the last layer adds is repeated (`fake.repeated_layers`); where one
+            then, and what the last layer adds is repeated (`depth_extension`); where one
             layer more differs, the whole model is simulated. What differs in later layers is not
             noticed, nor that an optimizer deals out whole tensors to the ranks, as
             ``ZeroRedundancyOptimizer`` does.

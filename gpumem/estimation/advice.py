@@ -2,8 +2,8 @@
 
     print(lab.advise("Llama-3.1-8B", gpu="rtx-4090"))
 
-Every configuration (`plan.candidates`) is tried with more and more memory techniques, each with the
-largest batch that fits (`plan.search`). Recipes that change the training least come first, among
+Every configuration (`recipes_to_try`) is tried with more and more memory techniques, each with the
+largest batch that fits (`search`). Recipes that change the training least come first, among
 equals the one with the lowest bound on its seconds per token: the bound of the roofline model
 (arithmetic at the GPU's rate, or bytes moved at its bandwidth, whichever takes longer) plus the
 bytes that cross the host's link. Source: https://doi.org/10.1145/1498765.1498785.
@@ -73,10 +73,8 @@ class Advised:
     _repr_pretty_ = as_printed
 
     def _where(self) -> str:
-        name = catalogue.gpu(self.gpu).name
-        return (
-            f"{self.model} on {self.gpus} × {name}" if self.gpus > 1 else f"{self.model} on {name}"
-        )
+        gpus = f"{self.gpus} × " if self.gpus > 1 else ""
+        return f"{self.model} on {gpus}{catalogue.gpu(self.gpu).name}"
 
 
 def common_fields(search: Any, model: str, started: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The search behind `plan.advice`: simulates candidates, and finds the largest batch of each.
+"""The search behind `advice`: simulates recipes, and finds the largest batch of each.
 
 The levels of a configuration are tried until one lowers the bound no further, or an endless batch
 would not lower it by ``WORTH_A_LEVEL``. A configuration that changes more is not tried where one

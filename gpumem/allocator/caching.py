@@ -13,6 +13,7 @@ Where segments lie is a model of one driver (`driver_addresses`); other drivers 
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -48,6 +49,7 @@ class _Block:
         self.allocated, self.pending, self.mapped = False, False, True
         self.requested_bytes, self.name = 0, ""
         self.streams: set[int] = set()
+        self.cached_at = 0  # how often the pools had been searched: see _collect_garbage
 
     @property
     def in_use(self) -> bool:
@@ -114,6 +116,10 @@ class CachingAllocator:
         expandable_segments: as ``PYTORCH_ALLOC_CONF=expandable_segments:True``.
         device_bytes: the device's memory, context included, which says how many addresses an
             expandable segment spans; by default ``budget_bytes``.
+        limit_bytes: what ``torch.cuda.set_per_process_memory_fraction`` allows; None is no limit.
+        max_split_bytes: as ``max_split_size_mb``, in bytes.
+        roundup_power2_divisions: as the setting of that name with one number; 0 is without.
+        garbage_collection_threshold: as the setting, 0 to 1; it needs ``limit_bytes``.
 
     ``allocated_bytes`` and ``reserved_bytes`` are what ``torch.cuda.memory_allocated()`` and
     ``memory_reserved()`` would say, ``peak_allocated_bytes`` and ``peak_reserved_bytes`` their
@@ -132,18 +138,35 @@ class CachingAllocator:
         budget_bytes: int | None = None,
         expandable_segments: bool = False,
         device_bytes: int | None = None,
+        limit_bytes: int | None = None,
+        max_split_bytes: int | None = None,
+        roundup_power2_divisions: int = 0,
+        garbage_collection_threshold: float = 0.0,
     ) -> None:
-        for name, value in (("budget_bytes", budget_bytes), ("device_bytes", device_bytes)):
+        sizes = {
+            "budget_bytes": budget_bytes,
+            "device_bytes": device_bytes,
+            "limit_bytes": limit_bytes,
+            "max_split_bytes": max_split_bytes,
+        }
+        for name, value in sizes.items():
             if value is not None:
                 positive_int(value, name, most=EXABYTE)
+        if expandable_segments and max_split_bytes is not None:
+            raise InputError("max_split_bytes does not go with expandable segments")
         self.budget_bytes, self.expandable_segments = budget_bytes, bool(expandable_segments)
-        self._device_bytes = device_bytes
+        self._device_bytes, self._limit_bytes = device_bytes, limit_bytes
+        self._max_split_bytes = EXABYTE if max_split_bytes is None else max_split_bytes
+        self._divisions = roundup_power2_divisions
+        self._collected_above = 0
+        if limit_bytes is not None:
+            self._collected_above = int(garbage_collection_threshold * limit_bytes)
         self.allocated_bytes = self.reserved_bytes = self.flushes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._live: dict[int, _Block | None] = {}
         self._pending: list[_Block] = []
-        self._handles = 0
+        self._handles, self._searches = 0, 0
         self._addresses, self._next_span, self._numbers = DriverAddresses(), FIRST_ADDRESS, 0
         self._numbered = follows("2.12")
         self._counts_blocks = self._numbered and not follows("2.13")
@@ -164,7 +187,7 @@ class CachingAllocator:
         block = None
         if nbytes:
             self._finish_pending()
-            size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES  # round_size
+            size = self._rounded(nbytes)
             pool = self._pool(stream, small=size <= SMALL_BYTES)
             block = self._cached(pool, size) or self._new_after_all(pool, size)
             if block is None:
@@ -251,6 +274,12 @@ class CachingAllocator:
             self._pools[stream, small] = _Pool(stream, small=small)
         return self._pools[stream, small]
 
+    def _rounded(self, nbytes: int) -> int:
+        """Return the size of the block that serves a request (``round_size``)."""
+        if self._divisions > 1 and nbytes > MIN_BLOCK_BYTES * self._divisions:
+            return _rounded_to_division(nbytes, self._divisions)
+        return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
     def _finish_pending(self) -> None:
         """Cache the blocks that waited for other streams (``process_events``)."""
         finished, self._pending = self._pending, []
@@ -264,10 +293,16 @@ class CachingAllocator:
         block.streams.clear()
         block.pool.absorb(block, block.prev)
         block.pool.absorb(block, block.next)
+        self._add(block)
+
+    def _add(self, block: _Block) -> None:
+        block.cached_at = self._searches
         block.pool.add(block)
 
     def _cached(self, pool: _Pool, size: int) -> _Block | None:
         """Best fit: the first of the smallest free blocks that do (``get_free_block``)."""
+        if not pool.small:
+            self._searches += 1
         free = pool.free
         at = bisect_left(free, (size,), key=_size)
         if at == len(free):
@@ -276,11 +311,19 @@ class CachingAllocator:
             # A block at the growing end counts as large as it could become: spare it.
             while at + 1 < len(free) and _room(free[at + 1]) < _room(free[at]):
                 at += 1
+        if size < self._max_split_bytes <= free[at].size:
+            return None
+        if size >= self._max_split_bytes and free[at].size >= size + LARGE_SEGMENT_BYTES:
+            return None
         return free.pop(at)
 
     def _new_after_all(self, pool: _Pool, size: int) -> _Block | None:
         """Return a block of new memory; what is cached makes way for it where it must."""
+        if self._collected_above:
+            self._collect_garbage()
         block = self._new(pool, size)
+        if block is None and self._released_oversize(pool, size):
+            block = self._new(pool, size)
         if block is None:
             self.flushes += 1
             self.empty_cache()
@@ -289,9 +332,14 @@ class CachingAllocator:
 
     def _new(self, pool: _Pool, size: int) -> _Block | None:
         """Return a block of new memory; None if there is none left (``alloc_block``)."""
+        segment_bytes = _segment_bytes(size)
+        if (
+            self._limit_bytes is not None
+            and self.reserved_bytes + segment_bytes > self._limit_bytes
+        ):
+            return None
         if self.expandable_segments:
             return self._expanded(pool, size)
-        segment_bytes = _segment_bytes(size)
         if not self._reserve(segment_bytes):
             return None
         address = self._addresses.take(segment_bytes)
@@ -312,6 +360,40 @@ class CachingAllocator:
         self.reserved_bytes -= block.size
         self._addresses.give_back(block.address, block.size)
 
+    def _released_oversize(self, pool: _Pool, size: int) -> bool:
+        """Release blocks too large to split, the smallest that is large enough or several from the
+        largest down; say whether that is enough (``release_available_cached_blocks``)."""
+        if self._max_split_bytes == EXABYTE:
+            return False
+        wanted = max(size, self._max_split_bytes)
+        at = bisect_left(pool.free, (wanted,), key=_size)
+        if at < len(pool.free):
+            self._release(pool.free[at])
+            return True
+        released = 0
+        while pool.free and released < wanted and pool.free[-1].size >= self._max_split_bytes:
+            released += pool.free[-1].size
+            self._release(pool.free[-1])
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Release the oldest whole segments when more than the threshold is reserved: those that
+        were cached for at least the average number of searches (``garbage_collect_cached_blocks``).
+        """
+        excess = self.reserved_bytes - self._collected_above
+        whole = [block for block in self._large_free() if block.prev is block.next is None]
+        while excess > 0 and whole:
+            ages = [self._searches - block.cached_at for block in whole]
+            average = sum(ages) / len(ages)
+            old = [block for block, age in zip(whole, ages, strict=True) if age >= average]
+            for block in old:
+                excess -= block.size
+                self._release(block)
+            whole = [block for block in whole if block not in old]
+
+    def _large_free(self) -> Iterator[_Block]:
+        return chain.from_iterable(pool.free for pool in self._pools.values() if not pool.small)
+
     def _reserve(self, nbytes: int) -> bool:
         if self.budget_bytes is not None and self.reserved_bytes + nbytes > self.budget_bytes:
             return False
@@ -325,9 +407,9 @@ class CachingAllocator:
         if block.pool.small or self.expandable_segments:
             worth_splitting = rest >= MIN_BLOCK_BYTES
         else:
-            worth_splitting = rest > SMALL_BYTES
+            worth_splitting = rest > SMALL_BYTES and size < self._max_split_bytes
         if worth_splitting:
-            block.pool.add(block.cut(size))
+            self._add(block.cut(size))
             self._renumber(block)
         block.allocated, block.requested_bytes, block.name = True, nbytes, name
         self.allocated_bytes += block.size
@@ -424,6 +506,14 @@ def _state(block: _Block) -> str:
     if block.pending:
         return "active_pending_free"
     return "active_allocated" if block.allocated else "inactive"
+
+
+def _rounded_to_division(nbytes: int, divisions: int) -> int:
+    """Round up to one of the steps into which ``divisions`` divides the space from a power of two
+    to the next (``roundup_power2_next_division``)."""
+    power = 1 << (nbytes.bit_length() - 1)
+    step = power >> (divisions.bit_length() - 1)
+    return -(-nbytes // step) * step
 
 
 def _segment_bytes(size: int) -> int:

@@ -1,9 +1,10 @@
 """Give PyTorch's own CUDA allocator and labkit's model of it the same random requests.
 
 Runs on a phantom GPU: ``python judge.py STEPS SEED CASE ...``, where a case is JSON: settings as
-PYTORCH_ALLOC_CONF takes them, and the number of streams. After every request both must say the same
-bytes, allocated and reserved, and fail together; at the end they must hold the same blocks. Each
-case has a process of its own, which has imported all it needs.
+PYTORCH_ALLOC_CONF takes them, the number of streams, and the fraction of the memory that the
+process may have, or null. After every request both must say the same bytes, allocated and reserved,
+and fail together; at the end they must hold the same blocks. Each case has a process of its own,
+which has imported all it needs.
 """
 
 import contextlib
@@ -18,6 +19,24 @@ from gpumem.allocator.caching import CachingAllocator
 from gpumem.out_of_memory import SimulatedOutOfMemory
 
 PAGE_BYTES = 2 << 20
+
+
+def model_of(settings: str, free_bytes: int, total_bytes: int, fraction: float | None):
+    """Return the model for the settings that PyTorch reads."""
+    given = dict(pair.split(":") for pair in settings.split(",") if pair)
+    options = {}
+    if "expandable_segments" in given:
+        options["expandable_segments"] = given["expandable_segments"] == "True"
+    if "max_split_size_mb" in given:
+        options["max_split_bytes"] = int(given["max_split_size_mb"]) << 20
+    if "roundup_power2_divisions" in given:
+        options["roundup_power2_divisions"] = int(given["roundup_power2_divisions"])
+    if "garbage_collection_threshold" in given:
+        options["garbage_collection_threshold"] = float(given["garbage_collection_threshold"])
+    if fraction is not None:
+        options["limit_bytes"] = int(fraction * total_bytes)
+    budget_bytes = free_bytes // PAGE_BYTES * PAGE_BYTES
+    return CachingAllocator(budget_bytes=budget_bytes, device_bytes=total_bytes, **options)
 
 
 def random_bytes(rng: random.Random) -> int:
@@ -39,16 +58,14 @@ def blocks(segments: list) -> list:
     ]
 
 
-def judge(steps: int, seed: int, settings: str, stream_count: int) -> str:
+def judge(steps: int, seed: int, settings: str, stream_count: int, fraction: float | None) -> str:
     """Return what is equal in one case; raise an AssertionError where something is not."""
     if settings:
         torch._C._accelerator_setAllocatorSettings(settings)
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    model = CachingAllocator(
-        budget_bytes=free_bytes // PAGE_BYTES * PAGE_BYTES,
-        device_bytes=total_bytes,
-        expandable_segments=settings == "expandable_segments:True",
-    )
+    if fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    model = model_of(settings, free_bytes, total_bytes, fraction)
     streams = [torch.cuda.default_stream()]
     streams += [torch.cuda.Stream() for _ in range(1, stream_count)]
     rng = random.Random(seed)

@@ -8,10 +8,19 @@ import pytest
 JUDGE = Path(__file__).with_name("judge.py")
 STEPS = 6_000
 EXPANDABLE = "expandable_segments:True"
-#: Settings and streams.
+#: Settings, streams, and the fraction of the memory that may be taken.
 CASES = {
-    "a100-80gb": [("", 1), (EXPANDABLE, 1)],
-    "t4": [("", 1), (EXPANDABLE, 1), ("", 3), (EXPANDABLE, 3)],  # full: out of memory, retries
+    "a100-80gb": [("", 1, None), (EXPANDABLE, 1, None)],
+    "t4": [  # full: out of memory, retries
+        ("", 1, None),
+        (EXPANDABLE, 1, None),
+        ("max_split_size_mb:64", 1, None),
+        ("roundup_power2_divisions:4", 1, None),
+        ("garbage_collection_threshold:0.6", 1, 0.8),
+        (EXPANDABLE, 1, 0.5),
+        ("", 3, None),
+        (EXPANDABLE, 3, None),
+    ],
 }
 
 

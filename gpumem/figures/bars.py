@@ -58,9 +58,9 @@ def draw_bars(
 ) -> Picture:
     """Draw what the peak of each run was made of, with the numbers in a table beneath.
 
-    A run that ran out of memory shows what it held at that moment, and as an open dashed box
-    what it asked for (cut, with an arrowhead, at half of what the device can hold). Memory that
-    the allocator kept beyond the peak is a thin grey bar.
+    A run that ran out of memory shows what it held, and reserved, at that moment, and as an open
+    dashed box what it asked for (cut, with an arrowhead, at half of what the device can hold).
+    Memory that the allocator kept beyond that is a thin grey bar.
 
     Args:
         runs: one run or several, drawn from top to bottom.
@@ -97,7 +97,7 @@ def draw_bars(
                 lines.append(textwrap.shorten(marked(run.label), 36, placeholder=" …"))
             written.append("\n".join(lines))
             if not run.oom:
-                text = format_bytes(run.peak_bytes)
+                text = f"peak {format_bytes(run.peak_bytes)}"
                 if against is not None and run is not against and not against.oom:
                     text += f"  ({change_text(run.peak_bytes, against.peak_bytes)})"
                 if (run.reserved_bytes or 0) > run.peak_bytes:
@@ -120,13 +120,16 @@ bars = showing(draw_bars)
 
 def _parts(run: Run) -> dict[str, int]:
     """Return what the run held, and what was reserved beyond it."""
-    if run.oom or not run.reserved_bytes:
-        return held(run)
-    return {**held(run), RESERVED: max(0, run.reserved_bytes - run.peak_bytes)}
+    parts = held(run)
+    used_bytes = sum(parts.values()) if run.oom else run.peak_bytes
+    reserved_bytes = run.oom.reserved_bytes if run.oom else run.reserved_bytes
+    if not reserved_bytes:
+        return parts
+    return {**parts, RESERVED: max(0, reserved_bytes - used_bytes)}
 
 
 def _draw_failure(axes: Axes, y: int, run: Run, total: int) -> int:
-    """Draw what a run that held ``total`` bytes asked for in vain; return where that ends.
+    """Draw what a run whose bar ends at ``total`` bytes asked for in vain; return where that ends.
 
     It is cut at half of what the device can hold: some ask for a hundred times as much, and the
     bars would shrink to nothing beside it.
@@ -138,7 +141,8 @@ def _draw_failure(axes: Axes, y: int, run: Run, total: int) -> int:
     if end < total + requested_bytes:
         axes.plot(end, y, marker=5, color=ALARM, markersize=9, clip_on=False, zorder=5)
     asked = format_bytes(requested_bytes) if requested_bytes else "more"
-    text = f"out of memory: {format_bytes(total)}\nheld, {asked} asked for"
+    verb = "held" if run.oom.reserved_bytes is None else "reserved"
+    text = f"out of memory: {format_bytes(total)}\n{verb}, {asked} asked for"
     _write_total(axes, text, end, y, color=ALARM, size=9.5)
     return end
 
@@ -154,15 +158,14 @@ def _finding(names: Sequence[str], runs: Sequence[Run]) -> str:
     if not sizes:
         return f"{failed[0]} runs out of memory" if len(failed) == 1 else "All run out of memory"
     least, most = min(sizes, key=sizes.get), max(sizes, key=sizes.get)
-    verb, size = "reserves" if known else "takes", format_bytes(sizes[least])
+    size = f"{format_bytes(sizes[least])} {'reserved' if known else 'at the peak'}"
     change = change_text(sizes[least], sizes[most])
     if len(sizes) == 1:
-        text = f"{least} {verb} {size}"
+        text = f"{least}: {size}"
     elif not change.startswith("−"):  # the same, or almost
-        text = f"Each {verb} {size}"
+        text = f"Each: {size}"
     else:
-        least_of_all = "" if len(sizes) == 2 else " least:"
-        text = f"{least} {verb}{least_of_all} {size}, {change[1:]} less than {most}"
+        text = f"{least}: {size}, {change[1:]} less than {most}"
     return f"{text}; {', '.join(failed)}: out of memory" if failed else text
 
 

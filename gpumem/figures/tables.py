@@ -164,7 +164,7 @@ def build_table(
             cells = [format_bytes(part.get(category, 0)) for part in parts]
             columns.append((str(category), cells))
     # A simulation continues past the GPU's end: what it would reserve there says nothing.
-    reserved = [None if run.oom else run.reserved_bytes for run in runs]
+    reserved = [run.oom.reserved_bytes if run.oom else run.reserved_bytes for run in runs]
     for heading, values, write in (
         ("reserved", reserved, format_bytes),
         ("time per step", [run.seconds_per_step for run in runs], seconds_text),

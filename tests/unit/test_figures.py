@@ -346,13 +346,13 @@ def test_rows_stand_under_the_places_of_the_lines_they_describe():
 def test_a_title_that_is_not_given_says_what_came_out():
     small = fake_run("small", 6 * MIB, reserved_bytes=8 * MIB)
     large = fake_run("large", 7 * MIB, reserved_bytes=12 * MIB)
-    assert "small reserves 8.00 MiB, 33 % less than large" in words(draw_bars([large, small]))
-    assert "large reserves 12.0 MiB" in words(draw_bars(large))
+    assert "small: 8.00 MiB reserved, 33 % less than large" in words(draw_bars([large, small]))
+    assert "large: 12.0 MiB reserved" in words(draw_bars(large))
     other = fake_run("other", 9 * MIB)  # nobody knows what it reserves: peaks are compared
-    assert "large takes 7.00 MiB, 22 % less than other" in words(draw_bars([large, other]))
+    assert "large: 7.00 MiB at the peak, 22 % less than other" in words(draw_bars([large, other]))
     near = fake_run("near", 7 * MIB, reserved_bytes=12 * MIB + 1)
-    assert "Each reserves 12.0 MiB" in words(draw_bars([large, near]))
-    assert "7.00 MiB\n12.0 MiB reserved" in words(draw_bars(large))
+    assert "Each: 12.0 MiB reserved" in words(draw_bars([large, near]))
+    assert "peak 7.00 MiB\n12.0 MiB reserved" in words(draw_bars(large))
     run = traced_run()
     shown = words(draw_timeline(run, name="it"))
     assert any(f"The peak is in {phase}, " in shown for phase in run.trace.timeline().phases)

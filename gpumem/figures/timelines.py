@@ -295,10 +295,12 @@ def _mark_peak(
     at, words, colour = totals.idxmax(), f"peak {size}".replace(" (", "\n("), INK
     if oom:
         asked = format_bytes(oom.requested_bytes) if oom.requested_bytes else "more memory"
-        moment, colour = f"in step {oom.step}", ALARM
+        colour = ALARM
         if ended:
-            moment, at = "here", totals.index[-1]
-        words = f"{words}\nout of memory {moment}: asked for {asked}"
+            at, words = totals.index[-1], f"{words}\nout of memory here: asked for {asked}"
+        else:  # a simulation goes on after the failure
+            words = words.replace("peak", "would need", 1)
+            words += f"\nout of memory on the way, in step {oom.step}: asked for {asked}"
     low, high = axes.get_xlim()
     share = (at - low) / (high - low)
     beside = share + (0.3 if share < 0.5 else -0.3)  # an arrow from above would hide a needle

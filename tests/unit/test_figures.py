@@ -255,7 +255,7 @@ def test_timeline_shows_where_memory_ran_out():
     assert "out of memory" in figure.alt
     assert_fits(figure)
     simulated = traced_run(trace=trace, oom=failure, mode="simulated")  # it continues, and so do we
-    assert f"out of memory in step {failure.step}: asked for 200 MiB" in words(
+    assert f"out of memory on the way, in step {failure.step}: asked for 200 MiB" in words(
         draw_timeline(simulated)
     )
 

@@ -76,6 +76,7 @@ def draw_timeline(
     title: str | None = None,
     scale_of: Run | None = None,
     name: str | None = None,
+    label: str = "",
 ) -> Picture:
     """Draw the live bytes of a run from event to event, with each step's peaks in a table.
 
@@ -87,6 +88,7 @@ def draw_timeline(
         title: what the figure shows; None: where the peak lies, and what it is mostly made of.
         scale_of: a run with a higher peak, for two figures with one vertical scale.
         name: what a title that is not given calls the run; None: its own name.
+        label: a category whose band is named in the figure, with its highest bytes.
 
     Returns:
         The figure; ``timeline`` has shown it, ``draw_timeline`` has not.
@@ -115,6 +117,7 @@ def draw_timeline(
         highest_bytes=scale_of.trace.peak_bytes if scale_of else 0,
         allocated_bytes=() if run.reserved_bytes is None or run.oom else run.step_peaks_bytes,
         ended=run.mode != "simulated",  # which continues past the failure
+        label=label,
     )
 
 
@@ -140,6 +143,7 @@ def draw_line(
     highest_bytes: int = 0,
     allocated_bytes: Sequence[int] = (),
     ended: bool = True,
+    label: str = "",
 ) -> Picture:
     """Draw a timeline that is not of a `Run`, as `draw_timeline` does.
 
@@ -147,7 +151,7 @@ def draw_line(
     ``source`` says where it comes from, ``limit`` is a name and the bytes for a line across, and
     ``oom`` a failed request, with which the line ``ended`` or not. The vertical axis reaches above
     ``highest_bytes``, too. ``allocated_bytes`` are the most
-    that the allocator's blocks held in each step.
+    that the allocator's blocks held in each step. ``label`` is a category whose band is named.
     """
     whole = pd.DataFrame(line.bytes_by_category, index=line.indices)
     phases = pd.Series(line.phases, index=line.indices)
@@ -183,6 +187,8 @@ def draw_line(
         size = _peak_size(int(totals.max()), allocated_bytes)
         _mark_peak(axes, totals, size, oom if at_end else None, ended)
         _draw_peak(axes, window.loc[at])
+        if label in window:
+            _name_band(axes, window, label)
     step = bisect_right(line.step_starts, at)
     parts = [f"Peak {size} in {f'step {step}, ' if step else ''}{phases[at]}"]
     parts += [f"{name} {format_bytes(int(n))}" for name, n in window.loc[at].items() if n]
@@ -318,6 +324,16 @@ def _mark_peak(
         zorder=7,
         arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 2},
     )
+
+
+def _name_band(axes: Axes, window: pd.DataFrame, category: str) -> None:
+    """Write a category's highest bytes into the middle of the stretch where it holds them."""
+    highest = window[category].max()
+    stretch = window.index[window[category] == highest]
+    at = stretch[len(stretch) // 2]
+    middle = window.loc[at, :category].sum() - highest / 2
+    style = {"ha": "center", "va": "center", "size": 9, "bbox": PAPER, "zorder": 7}
+    note(axes, f"{category} {format_bytes(int(highest))}", (at, middle), (0, 0), **style)
 
 
 def _draw_peak(axes: Axes, parts: pd.Series) -> None:

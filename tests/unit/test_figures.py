@@ -190,6 +190,13 @@ def test_timeline_marks_the_peak_and_names_the_phases():
     assert_fits(figure)
 
 
+def test_a_band_of_the_timeline_is_named():
+    run = traced_run()
+    named = f"gradients {format_bytes(run.highest_bytes('gradients'))}"
+    assert named in words(draw_timeline(run, label="gradients"))
+    assert named not in words(draw_timeline(run))
+
+
 def test_steps_cuts_the_timeline_and_the_table():
     run = traced_run()
     figure = draw_timeline(run, steps=1)

@@ -85,11 +85,12 @@ def claim_table() -> None:
     display(claim_cards.verdict_table(listed))
 
 
-def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
+def claim_seconds(id: str, run: Run, than: Run, *, card: bool = True) -> Judgement:
     """Judge the claim ``id`` by the seconds that a step of ``run`` takes, over those of ``than``.
 
     A claim in shares takes the ratio minus one: 0.3 where ``run`` is 30 % slower. Where no GPU has
     timed both, the card shows what was counted instead: work, bytes moved, and the bound of each.
+    ``card`` is that of `claim`.
     """
     unit = find(id).unit
     if unit not in ("ratio", "share"):
@@ -99,7 +100,7 @@ def claim_seconds(id: str, run: Run, than: Run) -> Judgement:
         ratio = run.seconds_per_step / than.seconds_per_step
         if unit == "share":
             ratio -= 1
-    return claim(id, ratio, run.label, counted=claim_cards.counted_rows(run, than))
+    return claim(id, ratio, run.label, card=card, counted=claim_cards.counted_rows(run, than))
 
 
 def recorded_lines(claim: Claim) -> list[str]:

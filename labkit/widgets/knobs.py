@@ -31,6 +31,7 @@ def explore(
     *,
     gpu: str | list[str] | None = "t4",
     runner: Callable[..., Run] | None = None,
+    timeline: bool = True,
     **knobs: Any,
 ) -> "Explorer":
     """Show controls that run an experiment again and again, and a figure that compares the runs.
@@ -42,6 +43,7 @@ def explore(
         experiment: what ``labkit.run`` takes.
         gpu: the GPU to simulate where there is none to measure on; a list makes it a knob.
         runner: what runs one setting, called as ``labkit.run`` is; None: ``labkit.run`` itself.
+        timeline: show the latest run's timeline, too.
         **knobs: the experiment's arguments. A list of values becomes a control, a slider for
             numbers and a menu for the rest; a single value is passed on as it is. An `InputError`
             refuses an empty list, and one that holds the same value twice. What the first run
@@ -49,7 +51,7 @@ def explore(
     """
     if runner is None:
         from gpumem.measure_or_simulate import run as runner  # PyTorch, which figures do without
-    return Explorer(experiment, runner, {"gpu": gpu, **knobs}).show()
+    return Explorer(experiment, runner, {"gpu": gpu, **knobs}, timeline=timeline).show()
 
 
 class Explorer(Shown):
@@ -61,14 +63,20 @@ class Explorer(Shown):
         runs: the runs so far by the name of their setting, oldest first.
         message: says what is going on or what went wrong.
         errors: holds the traceback if the experiment itself failed.
-        picture: all runs as bars and the latest as a timeline. Until these change it is empty, and
-            a static figure stands below, which remains where nobody can click.
+        picture: all runs as bars and, unless not wanted, the latest as a timeline. Until these
+            change it is empty, and a static figure stands below, which remains where nobody can
+            click.
     """
 
     def __init__(
-        self, experiment: Callable[..., Any], runner: Callable[..., Run], knobs: Mapping[str, Any]
+        self,
+        experiment: Callable[..., Any],
+        runner: Callable[..., Run],
+        knobs: Mapping[str, Any],
+        *,
+        timeline: bool = True,
     ) -> None:
-        self._experiment, self._runner = experiment, runner
+        self._experiment, self._runner, self._timeline = experiment, runner, timeline
         choices = {name: _choices(name, values) for name, values in knobs.items()}
         self._fixed = {name: values[0] for name, values in choices.items() if len(values) == 1}
         self._varied = {name: values for name, values in choices.items() if len(values) > 1}
@@ -155,7 +163,8 @@ class Explorer(Shown):
         names, runs = [*self.runs], [*self.runs.values()]
         labels = _short_labels(self._settings)
         figures = draw_bars(runs, labels=labels).rich()
-        if runs[-1].trace is not None and runs[-1].trace.timeline().bytes_by_category:
+        trace = runs[-1].trace if self._timeline else None
+        if trace is not None and trace.timeline().bytes_by_category:
             figures += draw_timeline(runs[-1], name=names[-1]).rich()
         return figures
 

@@ -90,6 +90,8 @@ def test_a_claim_about_seconds_is_judged_where_a_gpu_timed_both():
     again = dataclasses.replace(kept, step_seconds=(1.25, 1.25))
     judgement = session.claim_seconds("ckpt-20-30-slower", again, kept)
     assert (judgement.verdict, judgement.measured) == (Verdict.SUPPORTED, 0.25)
+    assert session.claim_seconds("ckpt-20-30-slower", again, kept, card=False) == judgement
+    assert "ckpt-20-30-slower" in session.without_card
     full = dataclasses.replace(again, capacity_bytes=1 << 20)
     assert session.claim_seconds("ckpt-20-30-slower", full, kept).measured is None
     with pytest.raises(InputError, match="seconds give a ratio"):

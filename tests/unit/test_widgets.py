@@ -73,6 +73,13 @@ def test_two_settings_run_at_once_and_are_compared_in_a_static_figure(runner, ca
     assert explorer.picture.value == ""  # it would stand there twice
 
 
+def test_a_timeline_that_is_not_wanted_is_left_out(runner, capsys):
+    explore(experiment, runner=runner, timeline=False, batch_size=[1, 2])
+    printed = capsys.readouterr().out
+    assert "Peak memory and what it is made of" in printed
+    assert "Highest memory of the tensors in each phase" not in printed
+
+
 def test_a_click_runs_what_the_controls_show_once(explorer, runner):
     explorer.controls["precision"].value = "bf16"
     explorer.button.click()

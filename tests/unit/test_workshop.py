@@ -101,3 +101,16 @@ def test_headings_in_code_are_none(config):
         ("subslide", "### c"),
         ("notes", "### c\nmore"),
     ]
+
+
+def test_lesson_07_quotes_the_seconds_that_lesson_04_recorded():
+    record = json.loads((ROOT / "results/h200/04.json").read_text(encoding="utf-8"))
+    seconds = {}
+    for run in record["runs"]:
+        if run["parameters"]["precision"] == "fp32":
+            steps = run["step_seconds"]
+            seconds[run["parameters"]["batch_size"]] = sum(steps) / len(steps)
+    text = (ROOT / "notebooks/07_gradient_accumulation.ipynb").read_text(encoding="utf-8")
+    assert " | ".join(["| rows", *map(str, sorted(seconds))]) in text
+    assert " | ".join(["| seconds", *(f"{seconds[n]:.3f}" for n in sorted(seconds))]) in text
+    assert f"rows take {4 * seconds[2]:.3f} s, one step of eight {seconds[8]:.3f} s" in text

@@ -78,12 +78,15 @@ class Result(Recorded):
     schema: Literal[1] = 1
 
     def __str__(self) -> str:
-        peaks = sorted(run.peak_bytes for run in self.runs)
+        # A simulation goes on after its failure: such a peak is none that the device had.
+        peaks = sorted(run.peak_bytes for run in self.runs if not run.oom)
         ends = dict.fromkeys(map(format_bytes, peaks[:1] + peaks[-1:]))
-        span = "peak " if len(ends) == 1 else "peaks " if ends else ""
-        runs = "1 run" if len(peaks) == 1 else f"{len(peaks)} runs"
+        span = ", peak " if len(ends) == 1 else ", peaks " if ends else ""
+        runs = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         how = ", ".join(dict.fromkeys(run.label for run in self.runs))
-        found = f"Lesson {self.lesson}: {runs} ({how}), {span}{' to '.join(ends)}"
+        found = f"Lesson {self.lesson}: {runs} ({how}){span}{' to '.join(ends)}"
+        if failed := len(self.runs) - len(peaks):
+            found += f"; {failed} ran out of memory"
         judged = ", ".join(f"{each['id']}: {each['verdict']}" for each in self.judgements)
         return f"{found}. Verdicts: {judged or 'none'}."
 

@@ -110,6 +110,9 @@ def test_build_takes_lesson_machine_parameters_and_judgements_from_the_session(b
     assert built.broken_invariants() == []
     session.result([run()])
     assert f"Lesson 06: 1 run ({run().label}), peak" in capsys.readouterr().out
+    failed = OutOfMemory(1, 1 << 20, None, {"weights": 1 << 20}, 1, "forward", "", "")
+    session.result([run(oom=failed)])
+    assert f"({run().label}); 1 ran out of memory. Verdicts" in capsys.readouterr().out
     session.start("07")
     assert session.judgements == []
 

@@ -1,7 +1,8 @@
 """The corpus and the batches: real text that every machine has, without a download.
 
 The text is the top level of Python's standard library, some 4 MB of code and English, split by file
-into train and test. A token is a byte, so that the same ids fit any model's vocabulary.
+into train and test. A token is a byte unless a tokenizer is given, so that the same ids fit any
+model's vocabulary.
 
 Limits: the text is that of the running Python, so losses differ a little between Python versions;
 they never differ between precisions, devices or runs. Rows start anywhere, also inside a word,
@@ -15,6 +16,7 @@ import random
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,6 +60,7 @@ def batches(
     seed: int = 0,
     split: str = "train",
     steps: int | None = None,
+    tokenizer: Any = None,
 ) -> Iterator[torch.Tensor]:
     """Yield batches of token ids from the corpus: the same for the same seed.
 
@@ -67,9 +70,10 @@ def batches(
         seed: decides where in the corpus each row starts.
         split: ``"train"`` or ``"test"``.
         steps: how many batches; None never ends.
+        tokenizer: a transformers tokenizer; without one a token is a byte, 0 to 255.
 
     Yields:
-        int64 tensors [batch_size, seq_len] on ``device``, from 0 to 255. They serve as labels too:
+        int64 tensors [batch_size, seq_len] on ``device``. They serve as labels too:
         transformers' models shift them.
 
     Raises:
@@ -81,16 +85,29 @@ def batches(
         steps = positive_int(steps, "steps")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InputError(f"seed must be a whole number, not {seed!r}")
-    data = corpus(split).encode()
-    if seq_len > len(data):
+    text = corpus(split)
+    data = text.encode()
+    circle = "" if tokenizer is None else text + text  # so that a late start finds enough text
+    if tokenizer is None and seq_len > len(data):
         raise InputError(f"seq_len must be at most {len(data)}, the corpus in bytes, not {seq_len}")
     # Python's generator, not torch's: torch's would be a fake tensor in a simulation, and drawing
     # from it would change what an experiment's own torch.manual_seed gives.
     choose = random.Random(seed)
 
     def row() -> list[int]:
-        start = choose.randrange(len(data) - seq_len + 1)
-        return list(data[start : start + seq_len])
+        if tokenizer is None:
+            start = choose.randrange(len(data) - seq_len + 1)
+            return list(data[start : start + seq_len])
+        start = choose.randrange(len(text))
+        width = min(8 * seq_len, len(text))  # a token of code is about 3 characters, at most 16
+        while True:
+            piece = circle[start : start + width]
+            ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
+            if len(ids) >= seq_len:
+                return ids[:seq_len]
+            if width == len(text):
+                raise InputError(f"seq_len must be at most {len(ids)} with this tokenizer")
+            width = min(2 * width, len(text))
 
     def draw() -> Iterator[torch.Tensor]:
         for _ in itertools.count() if steps is None else range(steps):

@@ -65,6 +65,7 @@ def launch(
     ranks: int = 2,
     steps: int = 4,
     timeout_seconds: float = 120,
+    cpu: bool = False,
     **parameters: Any,
 ) -> list[Run]:
     """Measure ``experiment`` on ``ranks`` processes, which torchrun's launcher starts.
@@ -76,6 +77,7 @@ def launch(
         ranks: how many processes; with one, that is still a separate process.
         steps: training steps, as for `measure`.
         timeout_seconds: limit for all of it, the start of the processes included.
+        cpu: stay on the CPU even where there are enough GPUs.
         **parameters: the experiment's own arguments: numbers, text, booleans or None.
 
     Returns:
@@ -108,7 +110,7 @@ def launch(
         parameters=parameters,
         gpu=gpu,
         budget_bytes=None if gpu else this_machine.current_budget_bytes(),
-        backend="nccl" if gpu_for_each(ranks) else "gloo",
+        backend="nccl" if gpu_for_each(ranks) and not cpu else "gloo",
         imports=[name for name in sys.modules if name.startswith("transformers.models.")],
         caller=os.getpid(),
         timeout_seconds=timeout_seconds,

@@ -5,7 +5,6 @@ import errno
 import gc
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 
 import labkit as lab
 from gpumem.files import TemporaryFolder
+from gpumem.inputs import InputError
 from labkit.deepspeed import disk
 from labkit.deepspeed.disk import DiskStore
 
@@ -100,14 +100,15 @@ def test_what_could_not_be_written_is_not_returned(shelf, monkeypatch):
         shelf.get("x", "cpu")
 
 
-def test_a_temporary_folder_is_removed_after_its_block_and_when_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with contextlib.suppress(ZeroDivisionError), TemporaryFolder() as folder:
+def test_a_temporary_folder_is_removed_after_its_block_and_when_forgotten(tmp_path):
+    with contextlib.suppress(ZeroDivisionError), TemporaryFolder(tmp_path) as folder:
         assert folder.parent == tmp_path
         (folder / "deep").mkdir()
         (folder / "deep" / "file").touch()
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
-    TemporaryFolder()  # forgotten at once
+    TemporaryFolder(tmp_path)  # forgotten at once
     gc.collect()
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="no folder can be made in"):
+        TemporaryFolder(tmp_path / "missing")

@@ -72,6 +72,22 @@ def test_the_seed_decides_and_nothing_else():
     assert torch.equal(state, torch.get_rng_state())  # torch's own generator was not touched
 
 
+class Words:
+    """A tokenizer of words: ids are their lengths."""
+
+    def __call__(self, piece, add_special_tokens):
+        assert not add_special_tokens
+        return {"input_ids": [len(word) for word in piece.split()]}
+
+
+def test_a_tokenizers_ids_fill_whole_rows():
+    [batch] = first(tokenizer=Words(), seq_len=500)
+    assert batch.shape == (2, 500)
+    assert torch.equal(batch, first(tokenizer=Words(), seq_len=500)[0])
+    with pytest.raises(InputError, match=r"seq_len must be at most \d+ with this tokenizer"):
+        first(tokenizer=Words(), seq_len=10_000_000)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

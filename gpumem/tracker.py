@@ -73,12 +73,7 @@ PRIORITY = (
 _DEVICE = torch.ops.prim.device.default
 #: On CUDA these make their last result first, which decides where the allocator places them
 #: (``dropout_cuda`` in PyTorch's Dropout.cu; ``backends/cuda/ops.py`` of bitsandbytes).
-_LAST_FIRST = {
-    "aten::native_dropout",
-    "bitsandbytes::quantize_4bit",
-    "bitsandbytes::quantize_blockwise",
-    "bitsandbytes::int8_vectorwise_quant",
-}
+_LAST_FIRST = {"native_dropout", "quantize_4bit", "quantize_blockwise", "int8_vectorwise_quant"}
 _RANK = {category: rank for rank, category in enumerate(PRIORITY)}
 
 
@@ -381,7 +376,7 @@ class Tracker(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
             made = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
-            if func._schema.name in _LAST_FIRST:
+            if self.operator in _LAST_FIRST:
                 made.reverse()
             for item in made:
                 for number, nbytes in self._met(item):

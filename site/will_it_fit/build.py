@@ -369,7 +369,8 @@ def rebuild(
         max_tasks_per_child=1,  # PyTorch keeps what it knows of every shape: gigabytes an hour
     )
     with pool:
-        waiting = {pool.submit(served_model, n): (n, served) for n in unserved}  # minutes, not hours
+        # Answering first: it takes minutes, and training hours.
+        waiting = {pool.submit(served_model, n): (n, served) for n in unserved}
         waiting |= {pool.submit(model_points, n, work, kept.get(n)): (n, done) for n in missing}
         try:
             for count, future in enumerate(as_completed(waiting), 1):

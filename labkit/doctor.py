@@ -245,7 +245,7 @@ def check_optional() -> Iterator[Finding]:
 
     for subject, problem, consequence in (
         ("compiler", missing_compiler(), "without it two lessons show less"),
-        ("deepspeed", missing(), "parts of lessons 17 and 18 are left out"),
+        ("deepspeed", missing(), "no lesson runs it: lesson 18 has a configuration to copy"),
     ):
         if problem is None:
             yield Finding("ok", subject, "has what it needs")

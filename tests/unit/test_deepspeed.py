@@ -4,8 +4,12 @@ import errno
 import importlib.util
 import json
 import os
+import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
 from torch.utils import cpp_extension
@@ -16,6 +20,7 @@ from gpumem.inputs import InputError
 from labkit.deepspeed import engines, operators
 from labkit.deepspeed.engines import Traffic
 
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 lack = operators.missing()
 # Where all are to run, as in continuous integration, they fail without it: nobody reads of skips.
 needs_deepspeed = pytest.mark.skipif(bool(lack) and "CI" not in os.environ, reason=str(lack))
@@ -112,12 +117,12 @@ def build():
     torch.manual_seed(0)
     return torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
 
-def train(device, where="nvme", folder=""):
-    traffic = engines.prepare(nvme=where == "nvme")
-    place = {"device": where, "nvme_path": folder}
+def train(device, folder="", lesson=""):
+    traffic = engines.prepare()
+    place = {"device": "nvme", "nvme_path": folder}
     room = {"buffer_count": 4, "buffer_size": 300_000, "max_in_cpu": 0}
     adam = {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": True}
-    model, settings = build(), {
+    model, settings = build(), json.loads(lesson or "{}") or {
         "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0,
         "optimizer": {"type": "AdamW", "params": adam},
         "zero_optimization": {
@@ -149,13 +154,32 @@ def plain(device):
 """
 
 
-@needs_deepspeed
-@pytest.mark.nightly
-def test_zero_infinity_trains_as_plain_pytorch_does(tmp_path, monkeypatch):
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
     (tmp_path / "engine.py").write_text(ENGINE)
     monkeypatch.syspath_prepend(tmp_path)
-    import engine
+    yield importlib.import_module("engine")
+    del sys.modules["engine"]
 
+
+@needs_deepspeed
+@pytest.mark.nightly
+def test_what_lesson_18_gives_to_copy_trains_as_plain_pytorch_does(tmp_path, engine):
+    book = nbformat.read(NOTEBOOKS / "18_nvme_offload.ipynb", 4)
+    [text] = re.findall(r"```json\n(.*?)```", book.cells[-2].source, re.DOTALL)
+    settings = json.loads(text.replace("/local_nvme", str(tmp_path)))
+    assert settings.pop("bf16") == {"enabled": True}  # losses are compared in FP32
+    settings["optimizer"]["params"] |= {"lr": 1e-3, "weight_decay": 0.01}  # as the plain loop has
+    operators.build()
+    given = {"folder": str(tmp_path), "lesson": json.dumps(settings)}
+    [run] = lab.launch(engine.train, ranks=1, steps=3, **given)
+    assert run.losses == pytest.approx(lab.measure(engine.plain, steps=3).losses, rel=1e-4)
+    assert json.loads((tmp_path / "moved.json").read_text())["written_bytes"]
+
+
+@needs_deepspeed
+@pytest.mark.nightly
+def test_zero_infinity_trains_as_plain_pytorch_does(tmp_path, engine):
     operators.build()
     built = operators.build_folder() / "async_io/build.ninja"
     assert "async_io.cpp" in built.read_text()  # as one file

@@ -194,8 +194,6 @@ def test_no_code_of_others_is_ever_asked_for(folder):
     unpickling = {name for name, text in sources.items() if PICKLES.search(text)}
     assert asking == []
     expected = {
-        # It resumes, and wrote its pickle just then.
-        "notebooks": {"19_fsdp.ipynb"},
         # A launcher and its ranks write to a private folder; a script goes on after its own
         # checkpoint.
         "gpumem": {"launch.py", "rank.py", "train_sharded.py.j2"},

@@ -103,14 +103,43 @@ def test_headings_in_code_are_none(config):
     ]
 
 
-def test_lesson_07_quotes_the_seconds_that_lesson_04_recorded():
-    record = json.loads((ROOT / "results/h200/04.json").read_text(encoding="utf-8"))
-    seconds = {}
-    for run in record["runs"]:
-        if run["parameters"]["precision"] == "fp32":
-            steps = run["step_seconds"]
-            seconds[run["parameters"]["batch_size"]] = sum(steps) / len(steps)
+def recorded_runs(lesson):
+    record = json.loads((ROOT / f"results/h200/{lesson}.json").read_text(encoding="utf-8"))
+    return record["runs"]
+
+
+def test_lessons_04_and_07_quote_the_seconds_that_lesson_04_recorded():
+    seconds = {"fp32": {}, "amp-fp16": {}}
+    for run in recorded_runs("04"):
+        steps, how = run["step_seconds"], run["parameters"]
+        seconds[how["precision"]][how["batch_size"]] = sum(steps) / len(steps)
+    fp32, amp = seconds.values()
+    numbers = sorted(fp32)
+    head = " | ".join(["| rows", *map(str, numbers)])
     text = (ROOT / "notebooks/07_gradient_accumulation.ipynb").read_text(encoding="utf-8")
-    assert " | ".join(["| rows", *map(str, sorted(seconds))]) in text
-    assert " | ".join(["| seconds", *(f"{seconds[n]:.3f}" for n in sorted(seconds))]) in text
-    assert f"rows take {4 * seconds[2]:.3f} s, one step of eight {seconds[8]:.3f} s" in text
+    assert head in text
+    assert " | ".join(["| seconds", *(f"{fp32[n]:.3f}" for n in numbers)]) in text
+    assert f"rows take {4 * fp32[2]:.3f} s, one step of eight {fp32[8]:.3f} s" in text
+    text = (ROOT / "notebooks/04_mixed_precision.ipynb").read_text(encoding="utf-8")
+    assert head in text
+    assert " | ".join(["| FP32, seconds", *(f"{fp32[n]:.3f}" for n in numbers)]) in text
+    assert " | ".join(["| AMP, seconds", *(f"{amp[n]:.3f}" for n in numbers)]) in text
+    gains = [f"{100 * (fp32[n] / amp[n] - 1):.0f} %" for n in numbers]
+    assert " | ".join(["| faster by", *gains]) in text
+    one_row = recorded_runs("04")[0]
+    assert one_row["parameters"]["batch_size"] == 1
+    assert "{:.3f} and {:.3f} s".format(*one_row["step_seconds"]) in text
+
+
+def test_lesson_06_quotes_what_it_recorded():
+    kept, recomputed = recorded_runs("06")[:2]
+    assert (kept["name"], recomputed["name"]) == ("keep everything", "recompute every block")
+    assert kept["losses"] == recomputed["losses"]
+    text = (ROOT / "notebooks/06_gradient_checkpointing.ipynb").read_text(encoding="utf-8")
+    for run in (kept, recomputed):
+        steps = " | ".join(f"{seconds:.3f} s" for seconds in run["step_seconds"])
+        assert f"| {run['name']} | {steps} |" in text
+    slower = sum(recomputed["step_seconds"]) / sum(kept["step_seconds"]) - 1
+    flops, moved = (recomputed[key] / kept[key] - 1 for key in ("flops", "moved_bytes"))
+    assert f"{100 * slower:.0f} % slower, for {100 * flops:.0f} % more arithmetic" in text
+    assert f"{100 * moved:.0f} % more bytes" in text

@@ -936,8 +936,11 @@ def _cells(number):
 
 @pytest.mark.parametrize(("gpu", "model", "flags", "answer"), list(_table_of_lesson_22()))
 def test_lesson_22_quotes_the_answers_about_its_script(run, tmp_path, gpu, model, flags, answer):
-    parts = [text for text in _cells("22") if text.startswith("%%writefile")]
-    script = "\n".join(part.partition("\n")[2] for part in parts)
+    written = [text for text in _cells("22") if text.startswith("%%writefile")]
+    parts = [text.partition("\n")[2] for text in written]
+    appended = next(text for text in _cells("22") if "import AutoModel" in text)
+    parts.append(re.search(r"```python\n(.*?)```", appended, re.DOTALL)[1])
+    script = "\n".join(parts)
     (tmp_path / "text.txt").write_text("All of it is made up. " * 4000)
     verdict, _ = run(script, "--model", model, *flags.split(), gpu=gpu, steps=2)
     first = str(verdict).splitlines()[0]

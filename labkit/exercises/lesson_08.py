@@ -13,7 +13,6 @@ from labkit.exercises.notebook_code import from_notebook
 
 STEP, MOST_TOKENS = 512, 1 << 16
 MOST_PEAK = 0.25
-sdpa = from_notebook("08", "sdpa", globals())
 repeated = from_notebook("08", "repeated", globals())
 AttentionInterface.register("repeated", repeated)
 # Names of which the lesson's `train` makes its defaults.

@@ -165,22 +165,19 @@ class Move:
 
 
 def order_of_adoption(
-    job: CommonJob,
-    techniques: Sequence[Technique] = TECHNIQUES,
-    slower: Mapping[str, float] | None = None,
+    job: CommonJob, techniques: Sequence[Technique] = TECHNIQUES
 ) -> tuple[Move, ...]:
     """Adopt greedily, from the plain job on, what saves most bytes of the peak per added second.
 
     First all that leaves the training as it is, until nothing of it saves; then, on top of that,
     what changes the training. Where nothing is free, those that save nothing alone are tried in
-    pairs. ``slower`` are techniques by name with how many times as long a step takes as before,
-    where somebody timed it; for the others the bounds say it.
+    pairs.
     """
     now = simulated(job, job.recipe)
     left = [technique for technique in techniques if technique.recipe]
     order: list[Move] = []
     for changed in (False, True):
-        while saving := _saving(job, now, left, changed, slower or {}):
+        while saving := _saving(job, now, left, changed):
             best = max(saving, key=lambda move: move.worth)
             order.append(best)
             left = [technique for technique in left if technique not in best.techniques]
@@ -188,21 +185,15 @@ def order_of_adoption(
     return tuple(order)
 
 
-def _saving(
-    job: CommonJob,
-    now: Figures,
-    left: Sequence[Technique],
-    changed: bool,
-    slower: Mapping[str, float],
-) -> list[Move]:
+def _saving(job: CommonJob, now: Figures, left: Sequence[Technique], changed: bool) -> list[Move]:
     """Return the moves from ``now`` that save something of the peak."""
     least_bytes = LEAST_SAVED * simulated(job, job.recipe).run.peak_bytes
-    tried = _moves(job, now, itertools.combinations(left, 1), changed, slower)
+    tried = _moves(job, now, itertools.combinations(left, 1), changed)
     saving = [move for move in tried if move.saved_bytes >= least_bytes]
     if changed or any(move.is_free for move in saving):
         return saving
     silent = [move.techniques[0] for move in tried if move.saved_bytes < least_bytes]
-    pairs = _moves(job, now, itertools.combinations(silent, 2), changed, slower)
+    pairs = _moves(job, now, itertools.combinations(silent, 2), changed)
     return saving + [move for move in pairs if move.saved_bytes >= least_bytes]
 
 
@@ -211,7 +202,6 @@ def _moves(
     now: Figures,
     choices: Iterable[tuple[Technique, ...]],
     changed: bool,
-    slower: Mapping[str, float],
 ) -> list[Move]:
     """Return those of ``choices`` that are possible from ``now`` on and are of this kind."""
     moves = []
@@ -224,25 +214,10 @@ def _moves(
             if recipe == now.recipe or recipe.ranks > 1 or changes_more != changed:
                 continue
             after = simulated(job, recipe)
-            if slower:
-                after = replace(after, seconds=_seconds_after(job, now, techniques, slower))
         except InputError:  # an earlier move excludes it, or the GPU cannot do it
             continue
         moves.append(Move(techniques, now, after, changed))
     return moves
-
-
-def _seconds_after(
-    job: CommonJob, now: Figures, techniques: Sequence[Technique], slower: Mapping[str, float]
-) -> float:
-    """Return a step's seconds after ``techniques``: as timed, else by the ratio of bounds."""
-    recipe, seconds = now.recipe, now.seconds
-    for technique in techniques:
-        if technique.name in slower:
-            seconds *= slower[technique.name]
-        else:
-            recipe = technique.added(recipe, job.simulated_gpu)
-    return seconds * simulated(job, recipe).seconds / simulated(job, now.recipe).seconds
 
 
 def first_that_fits(

@@ -118,7 +118,7 @@ _FIELDS = {
 }
 
 
-def made_up(monkeypatch, measure, slower=None):
+def made_up(monkeypatch, measure):
     """Simulations that ``measure`` makes of the names that are on: peak in GiB, seconds."""
 
     def simulated(job, recipe):
@@ -128,7 +128,7 @@ def made_up(monkeypatch, measure, slower=None):
 
     monkeypatch.setattr(cheat_sheet, "simulated", simulated)
     techniques = [Technique(name=name, recipe=fields) for name, fields in _FIELDS.items()]
-    return order_of_adoption(CommonJob(model="made up"), techniques, slower)
+    return order_of_adoption(CommonJob(model="made up"), techniques)
 
 
 def free_first(on):
@@ -166,16 +166,6 @@ def test_the_order_is_by_bytes_of_free_moves_then_by_bytes_per_second(
     assert [move.changed for move in order] == [name == "e" for name in names]
     for earlier, later in itertools.pairwise(order):
         assert earlier.after == later.before
-
-
-def test_a_technique_that_was_timed_takes_these_seconds(monkeypatch):
-    def measure(on):
-        return 40 - 10 * ("a" in on) - 6 * ("b" in on), 1 + 0.1 * len({"a", "b"} & on)
-
-    assert [move.name for move in made_up(monkeypatch, measure)] == ["a", "b"]
-    order = made_up(monkeypatch, measure, {"a": 1.5})
-    assert [move.name for move in order] == ["b", "a"]
-    assert [move.after.seconds for move in order] == pytest.approx([1.1, 1.1 * 1.5])
 
 
 def test_each_move_of_a_real_order_saves(sheet):

@@ -85,7 +85,7 @@ def test_it_answers_and_trains(cache):
     assert model(input_ids=ids, labels=ids).loss < before
 
 
-@pytest.mark.nightly  # by day lesson 15 converts it
+@pytest.mark.nightly  # by day lesson 16 converts it
 @installed
 def test_the_second_time_nothing_is_converted(cache, offline, monkeypatch):
     folder = pretrained.model_folder()

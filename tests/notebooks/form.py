@@ -43,7 +43,7 @@ NOT_IN_CAPSTONES = ("predict", "plot", "reading", "claim", "explore")
 PARAMETERS = ["batch_size", "gpu", "precision", "seed", "size", "steps"]
 CELLS, CAPSTONE_CELLS = (20, 30), (12, 20)
 EXERCISES, CAPSTONE_EXERCISES = (2, 3), (1, 1)
-CODE_LINES, LESSON_LINES, MOST_MINUTES = 25, 150, 38
+CODE_LINES, LESSON_LINES, MOST_MINUTES = 25, 125, 30
 #: What readers needed.
 WORDS_A_MINUTE, SECONDS_A_LINE, MINUTES_AN_EXERCISE = 200, 7, 6
 #: Cells of which a learner reads little: the first two are equal in every lesson.

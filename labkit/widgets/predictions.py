@@ -118,7 +118,8 @@ class Prediction(Shown):
     def _text(self, value: float) -> str:
         if self.unit in BYTE_UNITS:
             return format_bytes(value * BYTE_UNITS[self.unit])
-        return f"{value:,.4g} {self.unit}".strip()
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{number} {self.unit}".strip()
 
 
 def parse_number(text: str, unit: str = "") -> float:

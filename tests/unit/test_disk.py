@@ -3,18 +3,23 @@
 import contextlib
 import errno
 import gc
+import json
 import os
-import shutil
+import re
+import subprocess
+import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
 import labkit as lab
 from gpumem.files import TemporaryFolder
 from gpumem.inputs import InputError
-from labkit.deepspeed import disk
-from labkit.deepspeed.disk import DiskStore
+from labkit.disk_store import DiskStore
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 @pytest.fixture
@@ -71,22 +76,6 @@ def test_a_simulation_counts_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_an_error_that_says_so(tmp_path):
-    needed = 2 * shutil.disk_usage(tmp_path).total
-    with pytest.raises(OSError, match=r"the disk is full: much needs .* are free in") as caught:
-        disk.reserve(tmp_path / "much", needed)
-    assert caught.value.errno == errno.ENOSPC
-    assert (tmp_path / "much").stat().st_size == 0
-
-
-def test_reserving_keeps_what_is_there(tmp_path):
-    (tmp_path / "x").write_bytes(b"abc")
-    disk.reserve(tmp_path / "x", 5000)
-    assert (tmp_path / "x").read_bytes() == b"abc" + bytes(4997)
-    disk.reserve(tmp_path / "x", 10)
-    assert (tmp_path / "x").stat().st_size == 5000
-
-
 def test_what_could_not_be_written_is_not_returned(shelf, monkeypatch):
     def full(path, data):
         raise OSError(errno.ENOSPC, "the disk is full")
@@ -112,3 +101,60 @@ def test_a_temporary_folder_is_removed_after_its_block_and_when_forgotten(tmp_pa
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="no folder can be made in"):
         TemporaryFolder(tmp_path / "missing")
+
+
+# --- what lesson 18 gives to copy ----------------------------------------------------------------
+
+DEEPSPEED = """
+import json, sys
+import deepspeed, torch
+
+# Sums over shared memory, for many ranks on a CPU: a minute's compiling that one does not need.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+torch.manual_seed(0)
+with deepspeed.zero.Init(config_dict_or_path="infinity.json"):
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+engine, *_ = deepspeed.initialize(model=model, config="infinity.json")
+losses = []
+for _ in range(3):
+    loss = engine(torch.ones(4, 512)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    losses.append(loss.item())
+with open("losses.json", "w") as file:
+    json.dump(losses, file)
+"""
+
+
+def plain(device):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)]).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    while True:
+        loss = model(torch.ones(4, 512, device=device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)  # DeepSpeed compiles its operators for disks, for minutes
+def test_deepspeeds_configuration_in_lesson_18_trains_as_plain_pytorch_does(tmp_path):
+    book = nbformat.read(NOTEBOOKS / "18_nvme_offload.ipynb", 4)
+    [text] = re.findall(r"```json\n(.*?)```", book.cells[-2].source, re.DOTALL)
+    settings = json.loads(text.replace("/local_nvme", str(tmp_path / "nvme")))
+    assert settings.pop("bf16") == {"enabled": True}  # losses are compared in FP32
+    settings["optimizer"]["params"] |= {"lr": 1e-3, "weight_decay": 0.01}  # as the plain loop has
+    (tmp_path / "infinity.json").write_text(json.dumps(settings))
+    (tmp_path / "train.py").write_text(DEEPSPEED)
+    # ninja lies beside this Python. In its usual folder a killed build leaves a lock behind.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    there = {"PATH": path, "TORCH_EXTENSIONS_DIR": str(tmp_path / "operators")}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "train.py"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | there, check=True)
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert losses == pytest.approx(lab.measure(plain, steps=3).losses, rel=1e-4)
+    # On the disk: weight, master copy or gradient, and two moments of each parameter, as it says.
+    swapped_bytes = sum(file.stat().st_size for file in tmp_path.rglob("*.swp"))
+    assert 20 * 8 * 512 * 512 <= swapped_bytes <= 20.2 * 8 * 512 * 512

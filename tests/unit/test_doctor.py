@@ -148,14 +148,12 @@ def test_little_memory_and_a_container_with_a_small_limit(monkeypatch, free, lim
     assert (finding.status, says in finding.text) == (status, True)
 
 
-@pytest.mark.parametrize("missing", ["doctor.missing_compiler", "deepspeed.operators.missing"])
-def test_a_missing_compiler_or_deepspeed_is_noted(monkeypatch, missing):
-    for name in ("doctor.missing_compiler", "deepspeed.operators.missing"):
-        monkeypatch.setattr(f"labkit.{name}", lambda: None)
-    assert [finding.status for finding in doctor.check_optional()] == ["ok", "ok"]
-    monkeypatch.setattr(f"labkit.{missing}", lambda: "It is gone: `pip install it`.")
-    [finding] = [each for each in doctor.check_optional() if each.status == "note"]
-    assert finding.remedy == "`pip install it`."
+def test_a_missing_compiler_is_noted(monkeypatch):
+    monkeypatch.setattr(doctor, "missing_compiler", lambda: None)
+    assert [finding.status for finding in doctor.check_compiler()] == ["ok"]
+    monkeypatch.setattr(doctor, "missing_compiler", lambda: "It is gone: `pip install it`.")
+    [finding] = doctor.check_compiler()
+    assert (finding.status, finding.remedy) == ("note", "`pip install it`.")
     assert finding.text.startswith("It is gone;")
 
 

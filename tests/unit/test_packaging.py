@@ -61,7 +61,7 @@ def test_versions_lie_within_the_ranges_that_we_ask_for(versions):
     [
         ("gpumem", ("estimate", "figures")),
         ("phantom_gpu", ("estimate", "figures", "notebooks")),  # its kernel is Jupyter's
-        ("labkit", ("notebooks", "deepspeed")),
+        ("labkit", ("notebooks",)),
     ],
 )
 def test_every_import_is_declared(package, extras):

@@ -6,34 +6,11 @@ and writes nothing.
 
 import errno
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-
-from gpumem.units import format_bytes
-
-
-def reserve(path: str | os.PathLike, nbytes: int) -> None:
-    """Make ``path`` a file that has room for ``nbytes`` on the disk; keep what is in it.
-
-    An `OSError` (``ENOSPC``) says how much room there is, where that is too little.
-    """
-    path = Path(path)
-    path.touch()
-    usage = shutil.disk_usage(path.parent)
-    more_bytes = nbytes - path.stat().st_size
-    if usage.total and more_bytes > usage.free:  # some file systems (ramfs) have no size
-        raise OSError(
-            errno.ENOSPC,
-            f"the disk is full: {path.name} needs {format_bytes(nbytes)}, and "
-            f"{format_bytes(usage.free)} are free in {path.parent}",
-        )
-    if hasattr(os, "posix_fallocate"):  # not on Windows, nor on macOS
-        with open(path, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
 
 
 class DiskStore:

@@ -1,1 +1,0 @@
-"""DeepSpeed's engines and operators, for the lessons on offloading."""

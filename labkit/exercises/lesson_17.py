@@ -32,7 +32,8 @@ def slowdown(parameters, tokens, flops_per_second, bytes_per_second, hidden):
     arithmetic = 8 * parameters * tokens / flops_per_second  # 2 forward, 2 again, 4 backward
     copies = 3 * 2 * parameters / bytes_per_second  # fetched twice, gradients back; 2 bytes each
     together = max(arithmetic, copies) if hidden else arithmetic + copies
-    return together / arithmetic
+    plain = 6 * parameters * tokens / flops_per_second  # nothing copied, nothing computed again
+    return together / plain
 
 
 @check_of("17-1", slowdown)
@@ -41,17 +42,21 @@ def check_slowdown(answer):
 
 
 def _slips(parameters, tokens, flops_per_second, bytes_per_second, hidden):
-    def other(operations=1.0, copies=1.0, hidden=hidden):
-        speeds = flops_per_second / operations, bytes_per_second / copies
-        return slowdown(parameters, tokens, *speeds, hidden)
+    def other(operations=8, crossings=3, nbytes=2, plain=6, hidden=hidden):
+        once = parameters * tokens / flops_per_second  # seconds of one operation for each
+        arithmetic = operations * once
+        copies = crossings * nbytes * parameters / bytes_per_second
+        return (max(arithmetic, copies) if hidden else arithmetic + copies) / (plain * once)
 
     return {
         other(hidden=not hidden): "Hidden copies take no extra time: the longer of the two counts. "
         "If the GPU waits, it first computes and then copies.",
-        other(copies=2 / 3): "Gradients have to cross the link, too.",
-        other(copies=2): "A weight in BF16 has two bytes.",
-        other(operations=6 / 8): "Forward is computed twice: that makes 8 operations for each "
+        other(crossings=2): "Gradients have to cross the link, too.",
+        other(nbytes=4): "A weight in BF16 has two bytes.",
+        other(operations=6): "Forward is computed twice: that makes 8 operations for each "
         "weight and token, not 6.",
+        other(plain=8): "Plain training computes forward once: divide by the time of 6 operations "
+        "for each weight and token, not 8.",
     }
 
 

@@ -5,14 +5,15 @@ from exercise_answers.changed import changed
 from labkit.exercises.lesson_17 import large, roomy
 
 
-def answer(operations=8, crossings=3, nbytes=2, hide=None):
+def answer(operations=8, crossings=3, nbytes=2, plain=6, hide=None):
     """The solution of 17-1, except for what is named."""
 
     def given(parameters, tokens, flops_per_second, bytes_per_second, hidden):
         arithmetic = operations * parameters * tokens / flops_per_second
         copies = crossings * nbytes * parameters / bytes_per_second
         hidden = hidden if hide is None else hide
-        return (max(arithmetic, copies) if hidden else arithmetic + copies) / arithmetic
+        together = max(arithmetic, copies) if hidden else arithmetic + copies
+        return together / (plain * parameters * tokens / flops_per_second)
 
     return given
 
@@ -48,6 +49,7 @@ MISTAKES = [
     ("17-1", answer(crossings=2), "Gradients have to cross"),
     ("17-1", answer(nbytes=4), "BF16 has two bytes"),
     ("17-1", answer(operations=6), "8 operations for each weight and token"),
+    ("17-1", answer(plain=8), "Plain training computes forward once"),
     ("17-1", answer(hide=False), "Hidden copies take no extra time"),
     ("17-1", answer(hide=True), "it first computes and then copies"),
     ("17-2", roomy, "The optimizer's state is still there"),

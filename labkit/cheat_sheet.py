@@ -87,6 +87,17 @@ def fits_with_room(job: CommonJob, stage: Figures) -> bool:
     return stage.run.reserved_bytes <= (1 - MARGIN) * job.simulated_gpu.budget_bytes
 
 
+def room(gpu: Gpu) -> tuple[str, int]:
+    """Return what a figure calls ``gpu`` without its margin, and how many bytes that can hold."""
+    return f"{gpu.name} less {MARGIN:.0%}", int((1 - MARGIN) * gpu.budget_bytes)
+
+
+def with_room(job: CommonJob, run: Run) -> Run:
+    """Return ``run`` as one on the job's GPU less its margin: its figures draw the limit there."""
+    device, capacity_bytes = room(job.simulated_gpu)
+    return replace(run, device=device, capacity_bytes=capacity_bytes)
+
+
 # --- each technique alone -------------------------------------------------------------------------
 
 
@@ -222,21 +233,20 @@ def _moves(
 
 def first_that_fits(
     job: CommonJob, order: Sequence[Move], change: Mapping[str, Any]
-) -> tuple[str, Figures]:
+) -> tuple[tuple[str, ...], Figures]:
     """Return the moves of the same training up to the first stage that fits, and that stage.
 
     Every stage has ``change``, fields of a recipe, too, and must leave ``MARGIN`` of the GPU free.
     The last stage is returned where none fits.
     """
-    names = []
-    stages = {"plain": job.recipe}
-    stages |= {move.name: move.after.recipe for move in order if not move.changed}
-    for name, recipe in stages.items():
-        names.append(name)
-        stage = simulated(job, recipe.but(**change))
+    stage, names = simulated(job, job.recipe.but(**change)), []
+    for move in order:
         if fits_with_room(job, stage):
             break
-    return " + ".join(names), stage
+        if not move.changed:
+            names.append(move.name)
+            stage = simulated(job, move.after.recipe.but(**change))
+    return tuple(names), stage
 
 
 # --- the sheet ------------------------------------------------------------------------------------
@@ -367,5 +377,4 @@ def reserved_bars(stages: Mapping[str, Figures], job: CommonJob, title: str) -> 
         bars[name]["kept by the allocator"] = kept_bytes
     gpu = job.simulated_gpu
     source = f"what a step reserves, simulated for {gpu.name}"
-    limit = f"{gpu.name} less {MARGIN:.0%}", int((1 - MARGIN) * gpu.budget_bytes)
-    return stacked_bars(bars, title=title, source=source, limit=limit)
+    return stacked_bars(bars, title=title, source=source, limit=room(gpu))

@@ -130,7 +130,7 @@ def verdict_table(trial: Trial) -> Table:
 
 def claim_lists(trial: Trial) -> Rich:
     """Return every claim, in a list for each verdict that a click opens."""
-    columns, lists, texts = ("lesson", "article", "claim", "found on the first GPU"), [], []
+    columns, lists, texts = ("lesson", "article", "claim", "found in the first record"), [], []
     claims = all_claims()
     for verdict in Verdict:
         rows = []

@@ -207,7 +207,7 @@ def draw_stacked_bars(
         ends = []
         for y, amounts in enumerate(bars.values()):
             ends.append(_draw_stack(axes, y, {name: amounts.get(name, 0) for name in names}))
-        _scale_bars(axes, [one_line(bar, 34) for bar in bars], max(ends))
+        _scale_bars(axes, [one_line(bar, 36) for bar in bars], max(ends))
         if limit:
             _capacity_line(axes, *limit)
         for y, (bar, end) in enumerate(zip(bars, ends, strict=True)):

@@ -191,7 +191,7 @@ def stage(peak_gib, reserved_gib, recipe=CommonJob.recipe):
     return Figures(recipe, made, True, 1.0)
 
 
-@pytest.mark.parametrize(("freed_gib", "moves"), [(0, "plain + a + b"), (5, "plain + a")])
+@pytest.mark.parametrize(("freed_gib", "moves"), [(0, ("a", "b")), (5, ("a",))])
 def test_moves_are_made_until_reserved_memory_leaves_room(monkeypatch, freed_gib, moves):
     job = CommonJob(model="made up")
     needs = {job.recipe: 40, Recipe(checkpointing=True): 22.5, Recipe(chunked_loss=True): 10}
@@ -209,6 +209,14 @@ def test_moves_are_made_until_reserved_memory_leaves_room(monkeypatch, freed_gib
     order = [Named((name,), after[i], after[i + 1], False) for i, name in enumerate("ab")]
     change = {"optimizer": "adamw8bit"} if freed_gib else {}
     assert cheat_sheet.first_that_fits(job, order, change)[0] == moves
+
+
+@pytest.mark.parametrize(("reserved_gib", "fits"), [(21.5, True), (22.5, False)])
+def test_a_run_with_room_is_held_to_the_limit_of_the_bars(reserved_gib, fits):
+    made = stage(8, reserved_gib)
+    held = cheat_sheet.with_room(CommonJob(), made.run)
+    assert cheat_sheet.fits_with_room(CommonJob(), made) is held.fits is fits
+    assert (held.device, held.capacity_bytes) == cheat_sheet.room(CommonJob().simulated_gpu)
 
 
 def test_a_bar_is_as_long_as_what_is_reserved(monkeypatch):

@@ -1,4 +1,4 @@
-"""Figures that only lessons draw: lines, losses over several seeds, and padded batches.
+"""Figures that only lessons draw: lines, losses over several seeds, and batches of texts.
 
 Limits: meant for a handful of lines; from the eighth on, colours repeat. Loss curves are smoothed
 over a twentieth of the steps, their table is not.
@@ -202,19 +202,48 @@ def _text(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
 
 
-def rectangles(runs: Sequence[Run], batches: Sequence[Sequence[int]], *, title: str) -> Picture:
-    """Show the batch of each run, given as the lengths of its texts, and what the run reserves."""
-    source = f"tokens dark, padding light; what a step reserves, {' and '.join(sources(runs))}"
-    figure = Picture(title, source, body=250)
+def batch_plans(
+    runs: Sequence[Run],
+    plans: Mapping[str, Sequence[Sequence[int]]],
+    lengths: Sequence[int],
+    *,
+    title: str,
+) -> Picture:
+    """Show all batches of each plan, in order: a bar is as high as the batch has positions.
+
+    Args:
+        runs: a run of each plan's largest batch.
+        plans: for each plan's name its batches, each a list of indices of texts.
+        lengths: of the texts, in tokens.
+        title: what the figure shows.
+    """
+    source = f"each bar a batch: tokens dark, padding light; {' and '.join(sources(runs))}"
+    figure = Picture(title, source, body=290)
+    most = max(map(len, plans.values()))
     rows = []
-    with figure.drawing(1, len(runs), sharex=True, sharey=True, squeeze=False) as [places]:
-        for axes, run, lengths in zip(places, runs, batches, strict=True):
-            numbers = range(len(lengths))
-            axes.barh(numbers, max(lengths), height=1, color="#CFD8DC")
-            axes.barh(numbers, lengths, height=1, color=LINE_COLOURS[0])
+    with figure.drawing(1, len(plans), sharey=True, squeeze=False) as [places]:
+        for axes, run, (name, batches) in zip(places, runs, plans.items(), strict=True):
+            texts = [[lengths[number] for number in batch] for batch in batches]
+            positions = [len(batch) * max(batch) for batch in texts]
+            tokens = [sum(batch) for batch in texts]
+            axes.stairs(positions, fill=True, color="#CFD8DC")
+            axes.stairs(tokens, fill=True, color=LINE_COLOURS[0])
+            axes.stairs(positions, color=INK, linewidth=0.7)
+            padding = f"{100 * (1 - sum(tokens) / sum(positions)):.0f} %"
+            peak = format_bytes(run.peak_bytes)
+            # Of equally large batches the last: in sorted order, that with the longest texts.
+            largest = texts[len(texts) - 1 - positions[::-1].index(max(positions))]
+            ends = (texts[0], largest, texts[-1])
+            first, widest, last = (f"{len(batch)} × {max(batch)}" for batch in ends)
+            axes.set_title(f"{name}: {padding} padding\npeak {peak}, {widest}", fontsize=11)
+            axes.set_xlim(0, most)
+            axes.set_xticks([0, len(texts)], [first, last])
+            for label, side in zip(axes.get_xticklabels(), ("left", "right"), strict=True):
+                label.set_horizontalalignment(side)
+            axes.set_xlabel(f"first to last of {len(texts)} batches")
             reserved = format_bytes(max(run.peak_bytes, run.reserved_bytes or 0))
-            axes.set(title=f"{run.name}\n{reserved}", xlabel="tokens")
-            rows.append((run.name, reserved, format_bytes(run.peak_bytes)))
-        places[0].set_ylabel("rows")
-    figure.describe("Bars", ("batch", "reserved", "allocated"), rows)
+            rows.append((name, str(len(texts)), padding, first, last, widest, peak, reserved))
+        places[0].set_ylabel("positions: rows × longest")
+    headings = ("plan", "batches", "padding", "first", "last", "largest", "peak", "reserved")
+    figure.describe("Bars", headings, rows)
     return figure.show()

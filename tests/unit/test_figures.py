@@ -17,7 +17,7 @@ from gpumem.figures.timelines import PHASE_COLOURS, draw_timeline
 from gpumem.inputs import InputError
 from gpumem.trace import Category, Phase, Trace
 from gpumem.units import GIB, MIB, format_bytes
-from labkit.figures import lines
+from labkit.figures import batch_plans, lines
 
 CAPACITY = 14 * GIB
 
@@ -370,3 +370,20 @@ def test_a_title_that_is_not_given_says_what_came_out():
     long = words(draw_bars(large, title="a title " * 37))
     assert 8 < long.count("a title") < 37
     assert "…" in long
+
+
+# --- batches of texts --------------------------------------------------------------------------
+
+
+def test_a_bar_is_a_batch_as_high_as_its_positions():
+    plans = {"mixed": [[0, 3], [2, 1]], "limited": [[0, 1, 2], [3]]}
+    runs = [t4("mixed", 8, reserved_bytes=9 * GIB), t4("limited", 4)]
+    figure = batch_plans(runs, plans, lengths=[10, 20, 30, 100], title="Two plans")
+    assert_fits(figure)
+    filled, outline = figure.axes[0].patches[1], figure.axes[0].patches[2]
+    assert [*filled.get_data().values] == [110, 50]
+    assert [*outline.get_data().values] == [200, 60]
+    mixed = ["mixed", "2", "38 %", "2 × 100", "2 × 30", "2 × 100", "8.00 GiB", "9.00 GiB"]
+    assert cells(figure) == mixed
+    # Of the batches, 3 × 30 and 1 × 100, the second is larger.
+    assert "peak 4.00 GiB, 1 × 100" in words(figure)

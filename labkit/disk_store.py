@@ -1,4 +1,4 @@
-"""Keep tensors on a disk, and count what is read and written.
+"""Keep tensors on a disk, count what is read and written, and time a write.
 
 Limits: what was just written may be read from the system's page cache. A simulation counts bytes,
 and writes nothing.
@@ -6,6 +6,7 @@ and writes nothing.
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,25 @@ class DiskStore:
                     raise OSError(errno.EIO, f"{name} is shorter than what was put there")
         self.read_bytes += tensor.nbytes
         return tensor.to(device)
+
+
+def write_speed(folder: str | os.PathLike, nbytes: int = 256 << 20) -> float:
+    """Return the bytes per second of one file written to ``folder``, which is removed again.
+
+    The clock stops when the system says that the drive has all of it. A drive writes a long stream
+    more slowly than a file that fits its cache.
+    """
+    file = Path(folder) / "write-speed"
+    content = os.urandom(nbytes)  # which no drive can compress
+    try:
+        began = time.perf_counter()
+        with open(file, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return nbytes / (time.perf_counter() - began)
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:

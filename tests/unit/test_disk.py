@@ -17,7 +17,7 @@ import torch
 import labkit as lab
 from gpumem.files import TemporaryFolder
 from gpumem.inputs import InputError
-from labkit.disk_store import DiskStore
+from labkit.disk_store import DiskStore, write_speed
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -101,6 +101,11 @@ def test_a_temporary_folder_is_removed_after_its_block_and_when_forgotten(tmp_pa
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="no folder can be made in"):
         TemporaryFolder(tmp_path / "missing")
+
+
+def test_a_written_file_is_timed_and_removed(tmp_path):
+    assert write_speed(tmp_path, nbytes=1 << 20) > 0
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- what lesson 18 gives to copy ----------------------------------------------------------------

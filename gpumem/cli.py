@@ -28,10 +28,10 @@ _RECIPE_HELP = {
     "accumulate": "forward and backward passes per step",
     "ranks": "GPUs that share the model, each with its own batch",
     "lora": "train adapters of this rank",
-    "precision": "fp32, amp-fp16, amp-bf16 or bf16",
+    "precision": "fp32, amp-fp16, amp-bf16 or bf16; with --serve fp32, fp16 or bf16",
     "optimizer": "adamw, fused-adamw, sgd, adafactor, adamw8bit or paged-adamw8bit",
-    "attention": "eager, sdpa or flash",
-    "quantize": "frozen weights as nf4, nf4-double or int8; needs --lora",
+    "attention": "eager, sdpa or flash; with --serve eager or sdpa",
+    "quantize": "frozen weights as nf4, nf4-double or int8; needs --lora or --serve",
     "offload": "what lives in host memory: none, activations, optimizer or weights",
     "lora_targets": "the layers that get adapters, separated by commas",
     "optimizer_in_backward": "update each weight as soon as its gradient is there",
@@ -46,6 +46,7 @@ _SERVING_OPTIONS = {
     "--new": ("new_tokens", "with --serve: tokens of each answer (default: 512)"),
     "--cache": ("cache", "with --serve: dynamic (default), static or paged, vLLM's"),
     "--kv-dtype": ("kv_dtype", "with --serve: fp8, of the cache's numbers (default: the model's)"),
+    "--padded": ("padded", "with --serve: prompts of different lengths, padded to the longest"),
 }
 #: Fields that a recipe and `Serving` share.
 _SHARED = ("precision", "quantize", "attention")
@@ -101,7 +102,11 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
     help = "answering, not training: the options below"
     parser.add_argument("--serve", action="store_true", help=help)
     for flag, (field, help) in _SERVING_OPTIONS.items():
-        kind = {"metavar": "N", "type": int} if field in _SERVING_COUNTS else {"metavar": "KIND"}
+        kind: dict[str, Any] = {"metavar": "KIND"}
+        if field in _SERVING_COUNTS:
+            kind = {"metavar": "N", "type": int}
+        elif field == "padded":
+            kind = {"action": "store_true"}
         parser.add_argument(flag, dest=field, default=argparse.SUPPRESS, help=help, **kind)
 
 

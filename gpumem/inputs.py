@@ -44,6 +44,13 @@ def positive_int(value: Any, what: str, *, most: int = 1 << 31) -> int:
     return int(value)
 
 
+def boolean(value: Any, what: str) -> bool:
+    """Return ``value``, or raise an `InputError` if it is neither true nor false."""
+    if not isinstance(value, bool):
+        raise InputError(f"{what} must be true or false, not {shown(value)}")
+    return value
+
+
 def size(text: str, what: str = "it") -> int:
     """Return the bytes that ``64GiB`` or ``22 GB`` means, or raise an `InputError`."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([KMGT])(I?))?B?", text.upper())

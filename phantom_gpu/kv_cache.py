@@ -3,8 +3,8 @@
 Every layer's update is seen, so that a report can name the cache, and say what a longer
 conversation would take. Of an encoder-decoder both caches count, and the tokens of both.
 
-Limits: caches of transformers from 4.56 on, whose layers are objects. Beside windows of attention a
-token counts with what the last one added.
+Limits: caches of transformers from 4.56 on, whose layers are objects. Beside windows of attention,
+what a token takes is known from the second token of an answer on; until then it is an average.
 """
 
 import functools
@@ -28,29 +28,38 @@ class Caches:
 
     def __init__(self) -> None:
         self.largest: CacheHeld | None = None
+        self._largest_is = 0  # which cache
         self._before: tuple[int, int, int] = (0, 0, 0)  # which cache, its tokens and bytes
 
     def filled(self, cache: Any, keys: torch.Tensor) -> None:
         """Note that the last layer reads ``keys``, [users, heads, tokens, size]."""
-        users, tokens, nbytes = keys.shape[0], keys.shape[-2], _bytes_of(cache)
+        users, tokens, nbytes = keys.shape[0], _tokens_of(cache, keys), _bytes_of(cache)
         which, tokens_before, bytes_before = self._before
-        more = tokens - tokens_before
+        more, more_bytes = tokens - tokens_before, nbytes - bytes_before
         self._before = id(cache), tokens, nbytes
         each = nbytes // (users * tokens)
-        if which == id(cache) and more > 0:
-            each = (nbytes - bytes_before) // (users * more)
+        if which == id(cache) and more > 0 and more_bytes >= 0:
+            each = more_bytes // (users * more)
+            if self.largest is not None and self._largest_is == which:
+                self.largest = self.largest._replace(token_bytes=each)
         other = _BESIDE.get(cache, lambda: None)()
         if other is not None:
             read = [layer.keys for layer in other.layers[:1] if layer.keys is not None]
             tokens += sum(keys.shape[-2] for keys in read)
             nbytes += _bytes_of(other)
         if self.largest is None or nbytes >= self.largest.nbytes:
-            self.largest = CacheHeld(nbytes, users, tokens, each)
+            self.largest, self._largest_is = CacheHeld(nbytes, users, tokens, each), id(cache)
 
 
 def tensors_of(layer: Any) -> list[torch.Tensor]:
     """Return the tensors on a GPU of one layer of a cache."""
     return [tensor for tensor in tensors_in(list(vars(layer).values())) if tensor.is_cuda]
+
+
+def _tokens_of(cache: Any, keys: torch.Tensor) -> int:
+    """Return the tokens that went into ``cache``: a layer with a window keeps the last of them."""
+    counted = (getattr(layer, "cumulative_length", None) for layer in cache.layers)
+    return max([keys.shape[-2], *(n for n in counted if isinstance(n, int))])
 
 
 def _bytes_of(cache: Any) -> int:

@@ -164,6 +164,11 @@ class Estimate:
         lines.append(f"  A step computes {flops} and moves {moved} in the GPU's memory.")
         if run.sent_bytes:
             lines.append(f"  Each GPU sends {run.sent_bytes / 1e9:.4g} GB a step to the others.")
+        if self.recipe.quantize == "int8":
+            lines.append(
+                "  Write `loss = loss.detach()` after backward: bitsandbytes keeps the input"
+            )
+            lines.append("  of every 8-bit layer while a loss lives. Trainer does the same.")
         how = "every layer was traced"
         if not self.exact:
             how = "identical layers were traced once and repeated"

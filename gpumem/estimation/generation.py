@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpumem.estimation.recipe import QUANTIZATIONS, unsupported
 from gpumem.hardware.catalogue import Gpu
-from gpumem.inputs import InputError, one_of, positive_int
+from gpumem.inputs import InputError, boolean, one_of, positive_int
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,8 @@ class Serving:
         kv_dtype: the cache's numbers, ``"fp8"``; None: those of ``precision``. transformers has
             such a cache as a dynamic one.
         attention: ``"sdpa"`` or ``"eager"``.
+        padded: whether the prompts of several users differ in length, so that all but the longest
+            are padded: attention then takes a mask, and no kernel that has none.
 
     Raises:
         InputError: a value that is not allowed, or two that contradict each other.
@@ -70,6 +72,7 @@ class Serving:
     cache: str = "dynamic"
     kv_dtype: str | None = None
     attention: str = "sdpa"
+    padded: bool = False
 
     # What else `build_model` and `unsupported` ask of a recipe.
     lora: ClassVar[None] = None
@@ -84,11 +87,18 @@ class Serving:
         for name, value in vars(self).items():
             if name in MOST:
                 value = positive_int(value, name, most=MOST[name])
+            elif name == "padded":
+                value = boolean(value, name)
             elif value is not None or name not in ("quantize", "kv_dtype"):
                 value = one_of(value, _CHOICES[name], name)
             object.__setattr__(self, name, value)
         if self.users * self.prompt_tokens > MOST_TOKENS:
             raise InputError(f"users × prompt_tokens must be at most {MOST_TOKENS} in one batch")
+        if self.padded and self.cache == "static":
+            raise InputError("a padded batch is known with cache 'dynamic' only")
+        if self.cache == "paged" and (self.padded or self.quantize == "int8"):
+            why = "pads no prompt" if self.padded else "rounds to int8 only what is stored so"
+            raise InputError(f"vLLM {why}: take another cache than 'paged', or leave that out")
         if self.kv_dtype and self.cache == "static":
             raise InputError(
                 "transformers has no static cache in fp8: take cache 'dynamic' or 'paged'"
@@ -130,6 +140,7 @@ class Serving:
     def __str__(self) -> str:
         parts = [self.who, f"{self.prompt_tokens} + {self.new_tokens} tokens", self.precision]
         parts += [
+            "padded" * self.padded,
             self.quantize,
             f"{self.cache} cache{f' in {self.kv_dtype}' * bool(self.kv_dtype)}",
         ]
@@ -207,18 +218,37 @@ class Conversation:
         known = config.get_text_config().vocab_size
         if image_tokens(config):
             known = min(known, config.image_token_id)
+        # No prompt has the token that pads: `generate` would make a mask for it.
+        pad = self.model.generation_config.pad_token_id
+        beyond = [range(known)] if pad is None else [range(min(pad, known)), range(pad + 1, known)]
+        tokens = max(beyond, key=len)
         device = self.model.get_input_embeddings().weight.device
         shape = serving.users, serving.prompt_tokens + skipped
         with refusing(self.name, "served"), _quietly():
-            ids = torch.randint(known, shape, device="cpu").to(device)  # as from a tokenizer
+            ids = torch.randint(tokens.start, tokens.stop, shape, device="cpu")
+            ids = ids.to(device)  # as from a tokenizer
             self.model.generate(
                 ids,
                 max_new_tokens=new_tokens or serving.new_tokens - skipped,
                 do_sample=False,
                 use_cache=True,
+                **_padding(serving, ids),
                 **_cache(serving),
                 **images_for(config, ids),
             )
+
+
+def _padding(serving: Serving, ids: "torch.Tensor") -> dict[str, Any]:
+    """Return the mask of a batch whose first prompt is one token shorter than all others."""
+    import torch
+
+    if not serving.padded or serving.users == 1:
+        return {}
+    mask = torch.ones(ids.shape, dtype=torch.int64)
+    mask[0, 0] = 0
+    mask = mask.to(ids.device)
+    mask.has_padding = True  # a simulation has no values to look at
+    return {"attention_mask": mask}
 
 
 def _cache(serving: Serving) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gpumem.estimation.recipe import ALL_LINEAR, Recipe
 from gpumem.estimation.techniques import FetchedLayer, shard
 from gpumem.estimation.weight_shapes import LANGUAGE, has_experts, linear_layers, shapes_of
 from gpumem.experiment import first_line
-from gpumem.inputs import InputError
+from gpumem.inputs import InputError, one_of
 from gpumem.models import catalogue
 
 
@@ -74,10 +74,7 @@ def _refuse_length(model: Any, seq_len: int) -> None:
     rows = {table.num_embeddings for table in tables if table is not model.get_input_embeddings()}
     # OPT's table has two rows more.
     if positions and seq_len > positions and rows & {positions, positions + 2}:
-        raise InputError(
-            f"seq_len must be at most {positions}, the positions that this model knows, "
-            f"not {seq_len}"
-        )
+        raise InputError(f"{seq_len} tokens are too many: this model knows {positions} positions")
 
 
 def _layers(model: Any) -> list[torch.nn.Module]:
@@ -240,6 +237,11 @@ def _with_adapters(model: Any, recipe: Recipe) -> Any:
     from peft import LoraConfig, get_peft_model
 
     targets = adapter_targets(model, recipe)
+    if recipe.lora_targets != ALL_LINEAR:
+        for target in targets:  # PEFT passes over one that nothing is called
+            if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
+                names = {name.rpartition(".")[2] for name in linear_layers(model)}
+                one_of(target, sorted(names), "layer in lora_targets")
     outside = f"(?!.*{re.escape(LANGUAGE)}).*" if catalogue.image_tokens(model.config) else None
     config = LoraConfig(
         r=recipe.lora, target_modules=targets, exclude_modules=outside, task_type="CAUSAL_LM"

@@ -14,8 +14,8 @@ Source, in vLLM: ``Worker.determine_available_memory`` in ``vllm/v1/worker/gpu_w
 
 Limits: transformers' layers stand for vLLM's in the rehearsal, which fuses some and takes less, and
 for the logits of the rehearsal's sampler their bytes in float32 beside those in the weights' type.
-CUDA graphs, several GPUs and prefix caching are left out. Windows of attention and compressed
-caches, which vLLM's blocks hold in other ways, are refused.
+CUDA graphs, which vLLM counts from 0.21 on, several GPUs and prefix caching are left out. Windows
+of attention and compressed caches, which vLLM's blocks hold in other ways, are refused.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 from gpumem.units import GIB, as_printed, format_bytes
 
+#: vLLM's default up to 0.20; later ones take 0.92. So the command names it.
 UTILIZATION = 0.9
 BLOCK_TOKENS = 16
 #: GPUs with so much memory, A100s aside, read larger batches.
@@ -106,9 +107,10 @@ class Paged:
         """Return the longest prompt with which as many users, and as many new tokens, fit, up to
         the positions that the model knows. 0: no prompt does."""
         each = self._usable_blocks // self.serving.users * BLOCK_TOKENS
-        known = getattr(self.config.get_text_config(), "max_position_embeddings", None) or each
-        too_many = self.serving.users > batch_of(self.gpu)[1]
-        return 0 if too_many else max(0, min(each, known) - self.serving.new_tokens + 1)
+        new_tokens = self.serving.new_tokens
+        if self.serving.users > batch_of(self.gpu)[1]:
+            return 0
+        return max(0, min(each + 1, positions_of(self.config) or each + 1) - new_tokens)
 
     @property
     def fits(self) -> bool:
@@ -153,7 +155,7 @@ class Paged:
         lines = [f"{self.model} on {self.gpu.name}: {verdict}"]
         lines += [f"  {line}" for line in (self.serving, self.assumed) if line]
         rows = [
-            ("taken", self.taken_bytes, f"by vLLM at once, {UTILIZATION:.0%} of the GPU"),
+            ("taken", self.taken_bytes, f"by --gpu-memory-utilization {UTILIZATION}, at once"),
             ("weights", self.weights_bytes, ""),
             ("activations", self.activations_bytes, "of the largest batch, rehearsed"),
             ("context", self.gpu.context_bytes, "for CUDA itself"),
@@ -164,15 +166,26 @@ class Paged:
         return "\n".join([*lines, "", *answers(self)])
 
 
+def positions_of(config: Any) -> int | None:
+    """Return how many positions a model was made for; None where its config does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def answers(found: Any) -> list[str]:
     """Return the lines that say how many users fit, how long a prompt, and how fast at most."""
-    serving = found.serving
+    serving, known = found.serving, positions_of(found.config)
     each = f"{serving.prompt_tokens} + {serving.new_tokens} tokens"
+    users, longest = found.most_users(), found.longest_prompt_tokens()
+    most = serving.cache == "paged" and users == batch_of(found.gpu)[1]
     lines = [
-        f"  A token of one user takes {format_bytes(found.cache_bytes_per_token)} of the cache.",
-        f"  Users that fit with {each} each: {found.most_users():,}.",
-        f"  Longest prompt that fits for {serving.who}: {found.longest_prompt_tokens():,} tokens.",
+        f"  One more token of one user takes {format_bytes(found.cache_bytes_per_token)} of cache.",
+        f"  Users that fit with {each} each: {users:,}{', the most in vLLM' * most}.",
+        f"  Longest prompt that fits for {serving.who}: {longest:,} tokens.",
     ]
+    if serving.users > 1 and not serving.padded and serving.cache != "paged":
+        lines.append("  All prompts have one length. Padding takes a mask, too: see --padded.")
+    if known and serving.seq_len > known:
+        lines.append(f"  The model was made for {known:,} positions, and {each} are more.")
     if bound := found.bound_tokens_per_second:
         lines.append(
             f"  At most {bound:,.0f} tokens a second for all users: a bound, by memory bandwidth."
@@ -180,12 +193,18 @@ def answers(found: Any) -> list[str]:
     return lines
 
 
+def has_windows(config: Any) -> bool:
+    """Return whether some layers do not attend to all tokens, so that their cache stops growing."""
+    text = config.get_text_config()
+    if kinds := getattr(text, "layer_types", None):
+        return set(kinds) != {"full_attention"}
+    return bool(getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True))
+
+
 def refuse_other_caches(name: str, config: Any) -> None:
     """Raise `InputError` where a token does not take the same in every layer, or is compressed."""
     text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    windows = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
-    if kinds != {"full_attention"} or (windows and not getattr(text, "layer_types", None)):
+    if has_windows(config):
         raise InputError(
             f"{name} attends to a window in some layers, which vLLM's blocks hold in another way: "
             "take cache='dynamic' or 'static'"

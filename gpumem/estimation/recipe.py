@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpumem.hardware.catalogue import Gpu
-from gpumem.inputs import PRECISIONS, InputError, one_of, positive_int, read_record, shown
+from gpumem.inputs import (
+    PRECISIONS,
+    InputError,
+    boolean,
+    one_of,
+    positive_int,
+    read_record,
+    shown,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -179,9 +187,7 @@ def _checked(name: str, value: Any) -> Any:
         if not known or not all(isinstance(n, str) and n and n.isprintable() for n in names):
             raise InputError(f"lora_targets must be names of layers, not {shown(value)}")
         return tuple(names)
-    if not isinstance(value, bool):
-        raise InputError(f"{name} must be true or false, not {shown(value)}")
-    return value
+    return boolean(value, name)
 
 
 def _contradictions(r: Recipe) -> Iterator[str]:

@@ -6,10 +6,11 @@ transformers' own ``generate`` runs on fake tensors: all users' prompts in one b
 for each of them in every pass. Few layers and few passes are traced, repeated to the model's depth
 and the conversation's length, and replayed through PyTorch's allocator.
 
-Limits: those of `simulate` and of `gpumem.fake_cuda.pass_extension`. Prompts have one length, and
-no answer ends early. A static cache is taken without ``torch.compile``, whose CUDA graphs keep
-memory of their own. What cuDNN's attention takes for itself (GPUs with compute capability 9 and 10)
-is not known. ``cache="paged"`` is vLLM's arithmetic: `gpumem.estimation.paged`.
+Limits: those of `simulate` and of `gpumem.fake_cuda.pass_extension`. Prompts have one length, but
+for what ``padded=True`` says of their mask, and no answer ends early. A static cache is taken
+without ``torch.compile``, whose CUDA graphs keep memory of their own. What cuDNN's attention takes
+for itself (GPUs with compute capability 9 and 10) is not known. ``cache="paged"`` is vLLM's
+arithmetic: `gpumem.estimation.paged`.
 """
 
 import time
@@ -32,13 +33,21 @@ from gpumem.estimation.estimate import (
 )
 from gpumem.estimation.generation import MOST, MOST_TOKENS, Serving, answering
 from gpumem.estimation.model_building import possible_for
-from gpumem.estimation.paged import Paged, answers, batch_of, refuse_other_caches
+from gpumem.estimation.paged import (
+    Paged,
+    answers,
+    batch_of,
+    has_windows,
+    positions_of,
+    refuse_other_caches,
+)
 from gpumem.estimation.training import import_libraries
 from gpumem.fake_cuda.cuda_names import GPU_DEVICE
-from gpumem.fake_cuda.pass_extension import Decoding, Role, living_before
+from gpumem.fake_cuda.pass_extension import FIRST, Decoding, Role, living_before
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
+from gpumem.models.catalogue import image_tokens
 from gpumem.models.config import find_config
 from gpumem.out_of_memory import SimulatedOutOfMemory
 from gpumem.simulation import Log, recording
@@ -68,7 +77,8 @@ class Served:
         peak_in: where it lies: ``"prefill"``, ``"prefill, its logits"`` or ``"decode"``.
         peak_pass: in which forward pass, from 1; each gives every user a token.
         cache_bytes: the cache's at the end, of all users.
-        cache_bytes_per_token: what a token more of one user adds to it.
+        cache_bytes_per_token: what a token more of one user adds to it; to a window that is full,
+            nothing.
         read_bytes: what a pass reads at least of the weights.
         pass_allocated_bytes, pass_reserved_bytes: the most of each pass.
         failed_in: the pass whose request the GPU could not serve; None if all were.
@@ -117,10 +127,9 @@ class Served:
         """Return the longest prompt with which as many users, and as many new tokens, fit: one
         token more does not, or is more than the model knows positions. 0: no prompt does. Takes
         as long as `most_users`."""
-        text = self.config.get_text_config()
-        known = getattr(text, "max_position_embeddings", None) or MOST_TOKENS
+        known = positions_of(self.config) or MOST_TOKENS
         most = min(known - self.serving.new_tokens + 1, MOST_TOKENS // self.serving.users)
-        return self._boundary("prompt_tokens", most)
+        return self._boundary("prompt_tokens", most, least=image_tokens(self.config) + 1)
 
     @property
     def bound_tokens_per_second(self) -> float | None:
@@ -133,8 +142,9 @@ class Served:
         seconds = (self.read_bytes + cached_bytes) / (self.gpu.bandwidth_gb_per_s * 1e9)
         return self.serving.users / seconds
 
-    def _boundary(self, name: str, most: int) -> int:
-        """Return a value of a field that fits, up to ``most``, where the next does not.
+    def _boundary(self, name: str, most: int, least: int = 1) -> int:
+        """Return a value of a field that fits, from ``least`` to ``most``, where the next does not;
+        0 if none does.
 
         Some larger one may fit again: it depends on how requests meet the blocks that are free.
 
@@ -142,8 +152,8 @@ class Served:
         third is in the middle of what is left.
         """
         most = min(most, MOST[name])
-        fitting, failing = 0, most + 1
-        now, last = min(_START[name], most), (0, self.weights_bytes)
+        fitting, failing = least - 1, most + 1
+        now, last = min(max(_START[name], least), most), (0, self.weights_bytes)
         guesses = 0
         while failing - fitting > 1:
             found = self._with(name, now)
@@ -158,7 +168,7 @@ class Served:
             if guesses % 3 and slope > 0:
                 guess = now + int((self.capacity_bytes - found.peak_reserved_bytes) / slope)
             now = min(max(guess, fitting + 1), failing - 1)
-        return fitting
+        return fitting if fitting >= least else 0
 
     def _with(self, name: str, value: int) -> "Served":
         if getattr(self.serving, name) == value:
@@ -473,6 +483,20 @@ def _read_bytes(config: Any, weights: list[tuple[Storage, int]]) -> int:
     return read - (tables[0] if len(tables) > 1 else 0)
 
 
+def _cache_bytes(
+    name: str, config: Any, serving: Serving, gpu: Gpu, decoding: Decoding | None = None
+) -> int:
+    """Return the bytes of the cache when all tokens are there."""
+    if serving.cache != "static":
+        decoding = decoding or decoding_of(name, config, serving, gpu)
+        return _Alive(decoding, serving.new_tokens + 1).cache_bytes()
+    # It has its size from the first pass on, and the last one ends without it.
+    if serving.new_tokens == 1 and serving.prompt_tokens > 1:
+        serving, decoding = serving.but(prompt_tokens=serving.prompt_tokens - 1, new_tokens=2), None
+    decoding = decoding or decoding_of(name, config, serving, gpu)
+    return _Alive(decoding, serving.new_tokens).cache_bytes()
+
+
 def _served(name: str, config: Any, serving: Serving, gpu: Gpu) -> Served:
     decoding = decoding_of(name, config, serving, gpu)
     changes = sum(len(stretch.passed.changes) for _, stretch in decoding.passes())
@@ -482,15 +506,22 @@ def _served(name: str, config: Any, serving: Serving, gpu: Gpu) -> Served:
             f"and a replay serves {MOST_CHANGES:,}: ask for fewer new_tokens, or cache='paged'"
         )
     played = _play(decoding, gpu.budget_bytes)
-    first, last = _Alive(decoding, 2), _Alive(decoding, serving.new_tokens + 1)
-    weights = [pair for pair in last.storages.values() if pair[0].category in _LASTING]
-    cache_bytes, first_bytes = last.cache_bytes(), first.cache_bytes()
-    if serving.cache == "static" or serving.new_tokens == 1:
-        per_token = cache_bytes // (serving.users * serving.seq_len)
+    weights = [
+        pair for pair in _Alive(decoding, 1).storages.values() if pair[0].category in _LASTING
+    ]
+    first_bytes = _Alive(decoding, 2).cache_bytes()
+    cache_bytes = _cache_bytes(name, config, serving, gpu, decoding)
+    if serving.cache != "static" and serving.new_tokens >= FIRST + 1:  # passes like each other
+        before_bytes = _Alive(decoding, serving.new_tokens).cache_bytes()
+        per_token = (cache_bytes - before_bytes) // serving.users
+    elif has_windows(config):
+        longer = serving.but(prompt_tokens=serving.prompt_tokens + 1)
+        more_bytes = _cache_bytes(name, config, longer, gpu) - cache_bytes
+        per_token = more_bytes // serving.users
     else:
-        per_token = (cache_bytes - first_bytes) // (serving.users * (serving.new_tokens - 1))
+        per_token = cache_bytes // (serving.users * serving.seq_len)
     if serving.cache == "static":
-        first_bytes = per_token * serving.users * serving.prompt_tokens
+        first_bytes = cache_bytes * serving.prompt_tokens // serving.seq_len
     return Served(
         model=name,
         gpu=gpu,
@@ -518,9 +549,9 @@ def _paged(name: str, config: Any, serving: Serving, gpu: Gpu) -> Paged:
     refuse_other_caches(name, config)
     tokens, conversations = batch_of(gpu)
     text = config.get_text_config()
-    known = getattr(text, "max_position_embeddings", None) or serving.seq_len
-    if serving.seq_len > known:
-        raise InputError(f"{name} knows {known} positions, and {serving.seq_len} are asked for")
+    known = positions_of(config) or serving.seq_len + 1
+    if serving.seq_len + 1 > known:  # vLLM counts the last token, too
+        raise InputError(f"{name} knows {known} positions, and {serving.seq_len + 1} are asked for")
     rows = -(-tokens // min(tokens, known))
     rehearsal = serving.but(
         users=rows, prompt_tokens=tokens // rows, new_tokens=1, cache="dynamic", kv_dtype=None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpumem.estimation.generation import Serving
-from gpumem.estimation.paged import Paged
+from gpumem.estimation.paged import UTILIZATION, Paged
 from gpumem.estimation.script import weights_of
 from gpumem.estimation.serving import Served, serve
 from gpumem.hardware import catalogue
@@ -140,12 +140,14 @@ class Search:
     ) -> Served | Paged | None:
         """Try some fields' values; return the estimate, None if there is none to run."""
         asked = vars(self.each)
-        new = {name: value for name, value in change.items() if asked[name] != value}
+        new: dict[str, Any] = {k: value for k, value in change.items() if asked[k] != value}
+        if asked["padded"] and new.get("cache") == "paged":
+            new["padded"] = False  # vLLM pads no prompt
         rounds_already = new.get("quantize") == "int8" and asked["quantize"]
         in_vain = any(new.items() >= known.items() for known in self._helped())
         # Static caches have no FP8, and vLLM rounds to 8 bits only what is stored so.
         serving = {**asked, **new}
-        none = serving["cache"] == "static" and serving["kv_dtype"]
+        none = serving["cache"] == "static" and (serving["kv_dtype"] or serving["padded"])
         none = none or (serving["cache"] == "paged" and serving["quantize"] == "int8")
         if len(new) < len(change) or rounds_already or in_vain or none:
             return None
@@ -229,6 +231,7 @@ def _code(weights: str, asked: Serving, found: Served | Paged, gpus: int, gpu: G
         words = [
             f"vllm serve {weights}",
             f"--max-model-len {serving.prompt_tokens + serving.new_tokens}",
+            f"--gpu-memory-utilization {UTILIZATION}",
         ]
         words += [f"--max-num-seqs {serving.users}"]
         words += ["--kv-cache-dtype fp8"] if serving.kv_dtype else []
@@ -246,11 +249,14 @@ def _code(weights: str, asked: Serving, found: Served | Paged, gpus: int, gpu: G
 
 def _generate_lines(weights: str, asked: Serving, serving: Serving) -> list[str]:
     lines = []
-    loading = {
-        "int8": "quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
-        "nf4": "quantization_config=BitsAndBytesConfig(load_in_4bit=True, "
-        f'bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype={serving.weights_dtype})',
-    }.get(serving.quantize or "", f"dtype={serving.weights_dtype}")
+    dtype = serving.weights_dtype  # else what is not quantized has the type of the file
+    loading = f"dtype={dtype}"
+    if serving.quantize == "int8":
+        loading += ", quantization_config=BitsAndBytesConfig(load_in_8bit=True)"
+    elif serving.quantize:
+        kind = f'bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype={dtype}'
+        kind += ", bnb_4bit_use_double_quant=True" * (serving.quantize == "nf4-double")
+        loading += f", quantization_config=BitsAndBytesConfig(load_in_4bit=True, {kind})"
     if (serving.quantize, serving.precision) != (asked.quantize, asked.precision):
         lines.append(f'AutoModelForCausalLM.from_pretrained("{weights}", {loading})')
     cache = ""

@@ -138,7 +138,7 @@ def images_for(config: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     if not places:
         return {}
     if length <= places:
-        raise InputError(f"seq_len must be more than {places}, an image's tokens, not {length}")
+        raise InputError(f"{length} tokens are too few: an image takes {places}, and text follows")
     ids[:, 1 : 1 + places] = config.image_token_id
     size = config.vision_config.image_size
     return {"pixel_values": torch.rand((len(ids), 3, size, size), device=ids.device)}

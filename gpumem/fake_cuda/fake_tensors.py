@@ -169,7 +169,7 @@ class _LibraryAnswers(TorchDispatchMode):
             return _create_grouped_mm_output_tensor(*args, None)
         out = func(*args, **kwargs)
         if self.generation is not None:
-            self.generation.saw(func, out)
+            self.generation.saw(func, args, out)
         if func is torch.ops.aten._to_copy.default and device is not None:
             out.fake_device = torch.device(device)  # numbers are copied without it
         elif device is None and isinstance(out, FakeTensor) and out.constant is not None:

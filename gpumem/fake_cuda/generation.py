@@ -20,7 +20,7 @@ import torch
 
 #: What a question is about, by the operator whose result is asked for.
 _ANSWERS = {
-    torch.ops.aten.all.default: True,  # is no token of the prompt padding?
+    torch.ops.aten.all.default: True,  # is no token of the prompt padding? But see `has_padding`
     torch.ops.aten.any.default: False,  # is one, or is one an end token?
 }
 GENERATION = "transformers.generation."
@@ -33,10 +33,12 @@ class Generation:
         self.finished = False
         self._asked_of: tuple[Any, bool] = (None, False)
 
-    def saw(self, func: Any, out: Any) -> None:
-        """Note that an operator gave ``out``, which may be asked for next."""
+    def saw(self, func: Any, args: tuple, out: Any) -> None:
+        """Note that an operator gave ``out`` for ``args``, which may be asked for next."""
+        if func is torch.ops.aten.eq.Scalar and hasattr(args[0], "has_padding"):
+            out.has_padding = True
         if func in _ANSWERS:
-            self._asked_of = out, _ANSWERS[func]
+            self._asked_of = out, _ANSWERS[func] and not hasattr(args[0], "has_padding")
 
     def answer(self, tensor: torch.Tensor) -> bool | None:
         """Return what the library is told of ``tensor``; None where that is not known."""

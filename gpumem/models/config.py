@@ -37,6 +37,8 @@ _BOUNDS = {
     "hidden_size": 1 << 18,
     "num_attention_heads": 1 << 18,
 }
+#: Not trained to name the next token, though a language model could be built of the same config.
+_OTHER_HEADS = ("Classification", "QuestionAnswering", "MultipleChoice")
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 # A recipe says these, or they name code, or they change what a forward pass returns.
 _NOT_OURS = {"quantization_config", "auto_map", "attn_implementation", "gradient_checkpointing"}
@@ -130,6 +132,12 @@ def _checked(made: "PreTrainedConfig", what: str) -> "PreTrainedConfig":
         raise InputError(
             f"{what} is of the type {kind!r}, which is no causal language model: run your script "
             "with `labkit phantom`, or give its step as a function to lab.simulate"
+        )
+    heads = getattr(made, "architectures", None) or []
+    if heads and all(str(head).endswith(_OTHER_HEADS) for head in heads):
+        raise InputError(
+            f"{what} is a {shown(heads[0])}, and only language models are known here: run your "
+            "script with `labkit phantom`, or give its step as a function to lab.simulate"
         )
     # BartForCausalLM and Llama4ForCausalLM are decoders of what such a config describes.
     trains_all = causal_class(made).config_class is type(made) and not made.is_encoder_decoder

@@ -50,13 +50,13 @@ function simulatedAnswer(state, way, gpu, served) {
 /** vLLM's arithmetic: see Paged in gpumem/estimation/paged.py. */
 function pagedAnswer(state, way, gpu, served) {
   const [positions, , paged] = served, point = paged[way.place + gpu.kind], length = state.p + state.t - 1, size = FIT.serving.blockTokens;
-  if (!point || length > positions) return null;
+  if (!point || length + 1 > positions) return null; // vLLM counts the last token, too
   const [weights, activations, whole, read] = point, token = way.kv ? Math.floor(whole / 2) : whole;
   const limit = Math.floor(FIT.serving.utilization * gpu.usable) - gpu.context, blockBytes = size * token;
   const blocks = Math.max(0, Math.floor((limit - weights - activations) / blockBytes)), usable = Math.max(0, blocks - 1);
   const each = Math.ceil(length / size), most = Math.min(Math.floor(usable / each), gpu.conversations);
   const longest = state.u > gpu.conversations ? 0
-    : Math.max(0, Math.min(Math.floor(usable / state.u) * size, positions) - state.t + 1);
+    : Math.max(0, Math.min(Math.floor(usable / state.u) * size + 1, positions) - state.t);
   const kv = (1 + state.u * each) * blockBytes, reserved = weights + activations + kv;
   const passBytes = read + state.u * (state.p + (state.t - 1) / 2) * token;
   const perSecond = state.t > 1 ? state.u * gpu.bandwidth * 1e9 / passBytes : null; // the first comes with the prompt

@@ -418,7 +418,7 @@ function drawBar(found, gpu, kinds = PARTS) {
   $("bar").innerHTML = `<svg viewBox="0 0 1000 54" preserveAspectRatio="none" role="img"><rect x="0" y="0" width="1000" height="46" fill="none"
     stroke="var(--line)"/>${rectangles}<line x1="${line}" x2="${line}" y1="0" y2="54" stroke="currentColor" stroke-width="4" vector-effect="non-scaling-stroke"/></svg>`;
   $("bar").firstChild.setAttribute("aria-label", `${bytesText(found.reserved)} needed of ${bytesText(limit)}: ${texts.join(", ")}`);
-  $("limit").textContent = `Limit: ${bytesText(limit)}, available to ${limit < gpu.capacity ? `vLLM, which takes ${100 * FIT.serving.utilization} % of the GPU,` : "PyTorch"} on ${gpu.name} with no display or other program on it`;
+  $("limit").textContent = `Limit: ${bytesText(limit)}, available to ${limit < gpu.capacity ? `vLLM with --gpu-memory-utilization ${FIT.serving.utilization},` : "PyTorch"} on ${gpu.name} with no display or other program on it`;
   $("parts").replaceChildren(...shown.map(([, , colour], i) =>
     make("span", "", {}, make("i", "", { style: `background:${colour}` }), texts[i])));
 }

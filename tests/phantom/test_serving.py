@@ -26,6 +26,8 @@ BY_DAY = [
     ("Llama-3.1-8B", 2, LONG_PROMPT | {"users": 8, "cache": "static", "quantize": "nf4"}),
     ("SmolLM2-135M", 4, LONG_ANSWER | {"users": 1}),
     ("OLMoE-1B-7B", 2, LONG_ANSWER | {"users": 4}),
+    ("Llama-3.1-8B", 2, LONG_PROMPT | {"users": 8, "padded": True}),
+    ("Gemma-3-1B", 6, {"users": 2, "prompt_tokens": 1500, "new_tokens": 6, "padded": True}),
 ]
 AT_NIGHT = [
     (model, 8 if model == "Gemma-3-1B" else 3, lengths | {"users": users, "cache": cache} | kind)
@@ -40,6 +42,8 @@ AT_NIGHT += [
     ("Llama-3.1-8B", 2, LONG_ANSWER | {"users": 4, "kv_dtype": "fp8"}),
     ("Llama-2-7B", 2, LONG_PROMPT | {"users": 4, "precision": "fp32"}),
     ("LLaVA-1.5-7B", 2, {"users": 2, "prompt_tokens": 700, "new_tokens": 24}),
+    ("Qwen2.5-7B", 2, LONG_ANSWER | {"users": 8, "padded": True}),
+    ("Gemma-3-1B", 8, LONG_PROMPT | {"users": 8, "padded": True, "attention": "eager"}),
 ]
 
 
@@ -149,6 +153,29 @@ def test_the_report_names_prefill_decode_and_the_cache(run):
     held = answer.cache.nbytes
     assert held <= gpu.made_of["KV cache"] <= held + held // 4
     assert "4.00 KiB a token and user: 1,000 tokens more take 250 MiB" in str(verdict)
+
+
+def test_a_cache_with_windows_grows_by_its_other_layers_alone(run):
+    verdict, _ = run(
+        """
+        import torch
+        from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+        sizes = dict(hidden_size=128, intermediate_size=128, num_attention_heads=2, head_dim=64)
+        kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+        config = Gemma3TextConfig(
+            vocab_size=512, num_hidden_layers=3, num_key_value_heads=1, sliding_window=16,
+            layer_types=kinds, **sizes,
+        )
+        model = Gemma3ForCausalLM(config).to("cuda", torch.bfloat16).eval()
+        ids = torch.randint(2, 512, (4, 8)).to("cuda")
+        model.generate(ids, max_new_tokens=120, use_cache=True)
+        """
+    )
+    [answer] = verdict.answers
+    assert answer.cache.tokens == 127
+    assert answer.cache.token_bytes == 2 * 64 * 2  # keys and values of one layer, bfloat16
+    assert "1,000 tokens more take 1000 KiB" in str(verdict)
 
 
 def test_an_encoder_decoder_has_two_caches(run):

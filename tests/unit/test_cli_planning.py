@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import T5Config
+from transformers import BertConfig, T5Config
 
 import labkit as lab
 from gpumem import cli
@@ -18,7 +18,7 @@ from labkit.cli import main
 def files(tmp_path_factory):
     """A folder with a tiny model, a recipe, and unusable files."""
     folder = tmp_path_factory.mktemp("files")
-    for name in ("tiny", "t5"):
+    for name in ("tiny", "t5", "classifier"):
         (folder / name).mkdir()
     size = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -26,6 +26,9 @@ def files(tmp_path_factory):
     texts = {
         "tiny/config.json": config.to_json_string(),
         "t5/config.json": T5Config(num_layers=2).to_json_string(),
+        "classifier/config.json": BertConfig(
+            architectures=["BertForSequenceClassification"]
+        ).to_json_string(),
         "recipe.json": json.dumps(Recipe(batch_size=2, seq_len=64).to_dict()),
         "field.json": '{"batch_sise": 4}',
     }
@@ -64,15 +67,20 @@ def call(capsys, files, *arguments):
         ("estimate GPT-2 --serve --exact", "--exact is for training: leave out --serve"),
         ("estimate GPT-2 --serve --gpu t4", "precision 'fp16' instead"),
         ("estimate GPT-2 --serve --gpu l4 --cache pages", "Did you mean 'paged'"),
-        ("estimate GPT-2 --serve --gpu l4", "at most 1024"),
+        ("estimate GPT-2 --serve --gpu l4", "knows 1024 positions"),
         ("advise GPT-2", "--gpu"),
         ("advise GPT-2 --gpu l4 --users 4", "--users belongs to answering: say --serve too"),
         ("advise GPT-2 --gpu l4 --quantize nf4", "--quantize belongs to answering"),
         ("advise GPT-2 --gpu l4 --serve --lora", "--lora is for training: leave out --serve"),
         ("advise GPT-2 --gpu l4 --serve --write a.py", "--write is for training"),
         ("advise GPT-2 --gpu l4 --serve --users 0", "users must be from 1"),
-        ("advise GPT-2 --gpu l4 --serve", "at most 1024"),
+        ("advise GPT-2 --gpu l4 --serve", "knows 1024 positions"),
         ("advise FILES/t5 --gpu l4 --serve", "no causal language model"),
+        ("estimate FILES/classifier --seq-len 8", "is a 'BertForSequenceClassification'"),
+        (
+            "estimate FILES/tiny --gpu t4 --lora 4 --lora-targets q_proj,v_porj",
+            "unknown layer in lora_targets 'v_porj'. Did you mean 'v_proj'?",
+        ),
         ("advise GPT-2 --gpu t4 --gpus 0", "gpus must be from 1"),
         ("advise GPT-2 --gpu t4 --seq-len 99999", "at most 1024"),
         ("advise GPT-2 --gpu t4 --full --lora", "not allowed with"),
@@ -99,7 +107,7 @@ def test_answering_as_text_and_as_json(capsys, files):
         assert code == 0
         assert record["serving"]["users"] == 2
         assert record["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
-        assert f"fit with 500 + 2 tokens each: {record['most_users']:,}." in text
+        assert f"fit with 500 + 2 tokens each: {record['most_users']:,}" in text
         assert f"for 2 users: {record['longest_prompt_tokens']:,} tokens." in text
         assert "tokens a second" not in text  # nothing is known of its bandwidth
         assert record["bound_tokens_per_second"] is None

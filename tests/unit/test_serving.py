@@ -1,21 +1,23 @@
 """What answering takes: its parts agree, passes repeat exactly, and one user more does not fit."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig
 
 import gpumem
 import labkit as lab
 from benchmarks.setups import TINY as SIZES
 from gpumem.allocator.workspaces import with_workspaces
-from gpumem.estimation import paged
+from gpumem.estimation import generation, paged
 from gpumem.estimation.serving import CACHE, DECODE, PREFILL, _play, decoding_of, passes_log
 from gpumem.fake_cuda.depth_extension import single_lives
 from gpumem.fake_cuda.pass_extension import passes_of
 from gpumem.hardware.catalogue import gpu as gpu_named
 from gpumem.inputs import InputError
+from gpumem.models import catalogue
 from gpumem.units import GIB
 
 TINY = LlamaConfig(**SIZES | {"num_hidden_layers": 5, "max_position_embeddings": 4096})
@@ -85,6 +87,72 @@ def test_kinds_of_cache_and_numbers_take_what_they_must():
     assert serve(precision="fp16").peak_allocated_bytes == whole.peak_allocated_bytes
     halved = serve(kv_dtype="fp8")
     assert halved.cache_bytes_per_token == whole.cache_bytes_per_token // 2
+
+
+WINDOWS = Gemma3TextConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=128, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=64, num_hidden_layers=3, sliding_window=64,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cache", "new_tokens"),
+    [("dynamic", 2), ("dynamic", 3), ("dynamic", 9), ("static", 1), ("static", 3), ("static", 30)],
+)
+def test_a_token_more_adds_nothing_to_windows_that_are_full(cache, new_tokens):
+    found = serve(WINDOWS, cache=cache, prompt_tokens=200, new_tokens=new_tokens)
+    per_token = 2 * 64 * 2  # keys and values of the one layer without a window, in 16 bits
+    assert found.cache_bytes_per_token == per_token
+    # A window keeps 64 tokens; what its layer holds of the cache may be one token less, or a block.
+    tokens = 200 + new_tokens - (cache == "dynamic")
+    windows_bytes = found.cache_bytes - 3 * tokens * per_token
+    assert 2 * 3 * 63 * per_token <= windows_bytes <= 2 * 3 * 65 * per_token
+
+
+def test_padding_takes_a_mask_and_the_kernels_without_one():
+    plain, padded = serve(prompt_tokens=1000), serve(prompt_tokens=1000, padded=True)
+    mask_bytes = 3 * 1000 * 1000 * (1 + 2)  # of booleans, and as it is added to the scores
+    more_bytes = padded.peak_allocated_bytes - plain.peak_allocated_bytes
+    assert mask_bytes <= more_bytes + plain.parts["activations"]
+    assert more_bytes > mask_bytes // 2
+    assert "see --padded" in str(plain)
+    assert "see --padded" not in str(padded)
+    assert "see --padded" not in str(serve(users=1))
+
+
+def test_more_positions_than_the_model_was_made_for_are_named():
+    few = LlamaConfig(**TINY.to_dict() | {"max_position_embeddings": 100})
+    assert "The model was made for 100 positions, and 90 + 24 tokens are more." in str(
+        serve(few, prompt_tokens=90, users=1)
+    )
+    assert "was made for" not in str(serve(few, prompt_tokens=77, users=1))
+    with pytest.raises(InputError, match="knows 100 positions, and 101 are asked for"):
+        serve(few, prompt_tokens=77, cache="paged")
+    assert serve(few, prompt_tokens=70, cache="paged").longest_prompt_tokens() == 100 - 24
+
+
+@pytest.mark.parametrize("pad", [None, 0, 3, 15])
+def test_no_prompt_has_the_token_that_pads(pad):
+    """With it, `generate` makes a mask, and a run takes more than its estimate."""
+    asked = []
+    model = SimpleNamespace(
+        config=LlamaConfig(vocab_size=16),
+        generation_config=SimpleNamespace(pad_token_id=pad),
+        get_input_embeddings=lambda: torch.nn.Embedding(16, 1),
+        generate=lambda ids, **_: asked.append(ids),
+    )
+    serving = gpumem.Serving(users=8, prompt_tokens=100, new_tokens=2)
+    generation.Conversation("tiny", model, serving)()
+    tokens = set(asked[0].flatten().tolist())
+    assert pad not in tokens
+    assert len(tokens) >= 8
+
+
+def test_no_prompt_is_shorter_than_its_image():
+    found = serve(catalogue.config("LLaVA-1.5-7B", layers=1), gpu="2GiB:8.0", prompt_tokens=700)
+    assert not found.fits
+    assert found.longest_prompt_tokens() == 0
 
 
 # --- how many fit ---------------------------------------------------------------------------------
@@ -177,6 +245,10 @@ def test_paged_is_vllms_arithmetic():
         ({"user": 3}, "field of serving"),
         ({"gpu": "t4"}, "precision 'fp16' instead"),
         ({"users": 60_000, "prompt_tokens": 60_000}, "in one batch"),
+        ({"padded": 1}, "padded must be true or false"),
+        ({"padded": True, "cache": "paged"}, "vLLM pads no prompt"),
+        ({"padded": True, "cache": "static"}, "with cache 'dynamic' only"),
+        ({"quantize": "int8", "cache": "paged"}, "int8 only what is stored so"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(changes, reason):

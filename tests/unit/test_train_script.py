@@ -173,6 +173,17 @@ def test_a_script_has_only_what_its_recipe_needs():
     assert "BATCH_SIZE, SEQ_LEN = 2, 32" in plain
 
 
+def test_an_8_bit_loop_lets_go_of_its_graph():
+    """`MatMul8bitLt` keeps its input until the loss goes, which is after the next forward."""
+    eight, four = (
+        script.script(Recipe(lora=4, precision="bf16", quantize=kind), model="SmolLM2-135M")
+        for kind in ("int8", "nf4")
+    )
+    _, after = eight.split(".backward()\n")
+    assert after.lstrip().startswith("loss = loss.detach()")
+    assert "loss.detach()" not in four
+
+
 def test_where_the_weights_come_from(tiny):
     published = script.script(Recipe(), model="gpt-2")
     assert '"--model", default="openai-community/gpt2"' in published

@@ -521,7 +521,8 @@ def _served(name: str, config: Any, serving: Serving, gpu: Gpu) -> Served:
     else:
         per_token = cache_bytes // (serving.users * serving.seq_len)
     if serving.cache == "static":
-        first_bytes = cache_bytes * serving.prompt_tokens // serving.seq_len
+        token_bytes = cache_bytes // (serving.users * serving.seq_len)
+        first_bytes = token_bytes * serving.users * serving.prompt_tokens
     return Served(
         model=name,
         gpu=gpu,

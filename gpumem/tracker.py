@@ -454,6 +454,8 @@ class Tracker(TorchDispatchMode):
         self._modules.append(module)
         self.module_path = self._names.get(module, "")
         if torch._C._current_graph_task_id() == -1:
+            if self.phase is Phase.SETUP and not self._step_ends:
+                self._work_before = self.work_done()  # to make and move a model is no step's work
             self.phase = Phase.FORWARD
             # A step that failed never says that it ended, and one with a closure calls the model.
             self._optimizers_running = 0

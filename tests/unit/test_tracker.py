@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import labkit as lab
 from gpumem.out_of_memory import SimulatedOutOfMemory
 from gpumem.trace import Category, Phase
 from gpumem.tracker import track
@@ -281,3 +282,17 @@ def test_an_update_in_place_moves_what_it_writes(foreach):
     with track(work=True) as tracker:
         optimizer.step()
     assert tracker.work_done().moved_bytes == 3 * 4000  # both read, one written
+
+
+def test_making_a_model_is_no_steps_work():
+    def train(device):
+        model = torch.nn.Linear(512, 512).to(device)
+        while True:
+            loss = model(torch.ones(1, 512, device=device)).sum()
+            loss.backward()
+            model.zero_grad()
+            yield loss
+
+    one, two = (lab.simulate(train, gpu="t4", steps=steps) for steps in (1, 2))
+    assert one.flops == two.flops
+    assert one.moved_bytes == pytest.approx(two.moved_bytes, rel=0.01)  # its input is made before

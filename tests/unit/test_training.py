@@ -337,7 +337,7 @@ def test_a_vision_tower_is_trained_too_and_starts_as_transformers_starts_it():
     assert tower.embeddings.position_ids.tolist() == [list(range(17))]
     used = [p.grad is not None for p in tower.encoder.layers.parameters()]
     assert used == 32 * [True] + 16 * [False]  # what the projector reads is the last layer but one
-    with pytest.raises(InputError, match="seq_len must be more than 16"):
+    with pytest.raises(InputError, match="16 tokens are too few: an image takes 16"):
         lab.simulate(lab.training(IMAGES, Recipe(seq_len=16)))
 
 
@@ -346,10 +346,16 @@ def test_experts_are_not_quantized_but_refused():
         lab.estimate(EXPERTS, gpu="a100-80gb", lora=4, quantize="nf4", seq_len=24)
 
 
-@pytest.mark.parametrize("target", ["nothing_like_it", "input_layernorm"])
-def test_targets_that_cannot_be_adapted_are_refused_in_a_sentence(target):
-    recipe = Recipe(**SMALL, lora=4, lora_targets=(target,))
-    with pytest.raises(InputError, match="LoRA finds nothing to adapt"):
+@pytest.mark.parametrize(
+    ("targets", "reason"),
+    [
+        (("q_proj", "v_porj"), "unknown layer in lora_targets 'v_porj'. Did you mean 'v_proj'"),
+        (("input_layernorm",), "LoRA finds nothing to adapt"),
+    ],
+)
+def test_targets_that_cannot_be_adapted_are_refused_in_a_sentence(targets, reason):
+    recipe = Recipe(**SMALL, lora=4, lora_targets=targets)
+    with pytest.raises(InputError, match=reason):
         lab.simulate(lab.training(LLAMA, recipe))
 
 

@@ -165,10 +165,11 @@ class Estimate:
         if run.sent_bytes:
             lines.append(f"  Each GPU sends {run.sent_bytes / 1e9:.4g} GB a step to the others.")
         if self.recipe.quantize == "int8":
-            lines.append(
-                "  Write `loss = loss.detach()` after backward: bitsandbytes keeps the input"
-            )
-            lines.append("  of every 8-bit layer while a loss lives. Trainer does the same.")
+            lines += [
+                "  Trainer drops the loss after backward. A loop of your own must, too, by",
+                "  `loss = loss.detach()`: else bitsandbytes keeps each 8-bit layer's input, which",
+                "  takes more than this.",
+            ]
         how = "every layer was traced"
         if not self.exact:
             how = "identical layers were traced once and repeated"

@@ -14,8 +14,9 @@ Source, in vLLM: ``Worker.determine_available_memory`` in ``vllm/v1/worker/gpu_w
 
 Limits: transformers' layers stand for vLLM's in the rehearsal, which fuses some and takes less, and
 for the logits of the rehearsal's sampler their bytes in float32 beside those in the weights' type.
-CUDA graphs, which vLLM counts from 0.21 on, several GPUs and prefix caching are left out. Windows
-of attention and compressed caches, which vLLM's blocks hold in other ways, are refused.
+Several GPUs, prefix caching and CUDA graphs are left out; from 0.21 on vLLM takes the graphs'
+memory from the cache, unless ``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`` is 0. Windows of
+attention and compressed caches, which vLLM's blocks hold in other ways, are refused.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 from gpumem.units import GIB, as_printed, format_bytes
 
-#: vLLM's default up to 0.20; later ones take 0.92. So the command names it.
+#: For long vLLM's default, which is 0.92 since (``vllm/config/cache.py``): commands name it.
 UTILIZATION = 0.9
 BLOCK_TOKENS = 16
 #: GPUs with so much memory, A100s aside, read larger batches.

@@ -229,7 +229,8 @@ def _code(weights: str, asked: Serving, found: Served | Paged, gpus: int, gpu: G
     serving, lines = found.serving, []
     if serving.cache == "paged":
         words = [
-            f"vllm serve {weights}",
+            # Up to 0.20 vLLM took no memory of the cache for CUDA graphs, nor does our count.
+            f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 vllm serve {weights}",
             f"--max-model-len {serving.prompt_tokens + serving.new_tokens}",
             f"--gpu-memory-utilization {UTILIZATION}",
         ]

@@ -111,7 +111,7 @@ def test_a_written_file_is_timed_and_removed(tmp_path):
 # --- what lesson 18 gives to copy ----------------------------------------------------------------
 
 DEEPSPEED = """
-import json, sys
+import json
 import deepspeed, torch
 
 # Sums over shared memory, for many ranks on a CPU: a minute's compiling that one does not need.

@@ -90,10 +90,16 @@ def test_kinds_of_cache_and_numbers_take_what_they_must():
 
 
 WINDOWS = Gemma3TextConfig(
-    vocab_size=512, hidden_size=128, intermediate_size=128, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=64, num_hidden_layers=3, sliding_window=64,
+    vocab_size=512,
+    hidden_size=128,
+    intermediate_size=128,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=64,
+    num_hidden_layers=3,
+    sliding_window=64,
     layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def on_gpu(
     """
     if budget_bytes is not None:
         gpu = replace(gpu, usable_bytes=budget_bytes + gpu.context_bytes)
-    simulated = lab.estimate(model, gpu=gpu, recipe=recipe).run
+    simulated = lab.estimate(model, gpu=gpu, recipe=recipe, loops=False).run
     experiment = lab.training(model, recipe)
     with one_of(recipe.ranks), this_machine.pretend(budget_bytes=budget_bytes):
         run = lab.measure(experiment, track=False)

@@ -77,7 +77,7 @@ class Figures:
 @functools.cache
 def simulated(job: CommonJob, recipe: Recipe) -> Figures:
     """Return the figures of ``recipe`` for the job's model and GPU; nothing is simulated twice."""
-    found = estimate(job.model, gpu=job.gpu, recipe=recipe)
+    found = estimate(job.model, gpu=job.gpu, recipe=recipe, loops=False)
     _, seconds = link_and_bound(found, shapes_of(find_config(job.model)[1]))
     return Figures(recipe, replace(found.run, trace=None, oom=None), found.fits, seconds)
 

@@ -46,6 +46,8 @@ MOST_HOST_BYTES = 1 << 50
 #: Of the capacity: this near to it, other releases' rules are tried as well. Where rules differ,
 #: the older one reserved up to 7 % more (docs/LOG.md, 2026-11-29).
 NEAR = 0.1
+#: Of what is reserved: kept outputs were seen to add up to 17 % (logits) and 18 % (8-bit layers).
+MOST_KEPT = 0.5
 #: One of the releases that share rules for what is reserved, and what to call them.
 RELEASES = {
     "2.8": "2.8 and older",
@@ -71,6 +73,9 @@ class Estimate:
         torch: the release of PyTorch whose rules it follows, as "2.13".
         otherwise: releases (keys of ``RELEASES``) whose allocator gives another verdict, with the
             bytes that it reserves. Looked for within ``NEAR`` of the capacity.
+        kept_outputs_bytes: what is reserved by a plain loop that keeps the model's outputs until
+            the next ones are there, and its key-value cache: two copies of the logits, and each
+            8-bit layer's input. None where that fits, too, or this does not.
     """
 
     model: str
@@ -83,6 +88,7 @@ class Estimate:
     host_limit_bytes: int | None = None
     torch: str = ""
     otherwise: Mapping[str, int] = field(default_factory=dict)
+    kept_outputs_bytes: int | None = None
     seconds_to_estimate: float = field(default=0.0, compare=False)
 
     @property
@@ -126,6 +132,7 @@ class Estimate:
             "gpu_assumed": self.assumed,
             "torch": self.torch,
             "otherwise": dict(self.otherwise),
+            "kept_outputs_bytes": self.kept_outputs_bytes,
             "recipe": self.recipe.to_dict(),
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
@@ -164,7 +171,14 @@ class Estimate:
         lines.append(f"  A step computes {flops} and moves {moved} in the GPU's memory.")
         if run.sent_bytes:
             lines.append(f"  Each GPU sends {run.sent_bytes / 1e9:.4g} GB a step to the others.")
-        if self.recipe.quantize == "int8":
+        if self.kept_outputs_bytes:
+            kept = format_bytes(self.kept_outputs_bytes)
+            lines += [
+                "  This is of a loop that drops outputs and loss after backward, as Trainer does.",
+                f"  A plain loop, `outputs = model(...)`, keeps them and a cache: {kept} reserved.",
+                "  End each step with `del outputs, loss`; set `model.config.use_cache = False`.",
+            ]
+        elif self.recipe.quantize == "int8":
             lines += [
                 "  Trainer drops the loss after backward. A loop of your own must, too, by",
                 "  `loss = loss.detach()`: else bitsandbytes keeps each 8-bit layer's input, which",
@@ -186,6 +200,8 @@ class Estimate:
         if self.host_short_bytes and self.run.fits:
             too_much = format_bytes(self.host_short_bytes)
             return f"does not fit the host's memory, {too_much} too much"
+        if self.kept_outputs_bytes and self.fits:
+            return f"{verdict(self)}, but only in a loop that keeps no outputs"
         return verdict(self)
 
 
@@ -232,6 +248,7 @@ def estimate(
     exact: bool = False,
     host_memory_bytes: int | None = None,
     torch: str | None = None,
+    loops: bool = True,
     **fields: Any,
 ) -> Estimate:
     """Return what training ``model`` takes on ``gpu``.
@@ -246,6 +263,7 @@ def estimate(
         host_memory_bytes: memory of the machine that holds all GPUs, to be judged too.
         torch: the release of PyTorch that will train, as "2.10"; by default the installed one. See
             `gpumem.torch_release` for what it changes.
+        loops: whether to see, too, if a plain loop that keeps its outputs still fits.
         **fields: fields of the recipe to change, ``precision="bf16"``.
 
     Raises:
@@ -267,6 +285,7 @@ def estimate(
         found = recipe_log(config, recipe, gpu, exact=exact)
         run = run_of(found.log, gpu, name=name)
         followed = torch_release()
+        kept_outputs_bytes = _of_kept_outputs(config, recipe, gpu, run) if loops else None
     return Estimate(
         model=name,
         gpu=gpu,
@@ -278,6 +297,7 @@ def estimate(
         host_limit_bytes=host_memory_bytes,
         torch=followed,
         otherwise=other_verdicts(found.log, gpu, run),
+        kept_outputs_bytes=kept_outputs_bytes,
         seconds_to_estimate=time.perf_counter() - started,
     )
 
@@ -294,6 +314,14 @@ def other_verdicts(log: Log, gpu: Gpu, run: Run) -> dict[str, int]:
         if other.fits != run.fits:
             found[release] = other.reserved_bytes
     return found
+
+
+def _of_kept_outputs(config: Any, recipe: Recipe, gpu: Gpu, run: Run) -> int | None:
+    """Return ``Estimate.kept_outputs_bytes``."""
+    if not run.fits or (1 + MOST_KEPT) * run.reserved_bytes < run.capacity_bytes:
+        return None
+    kept = run_of(recipe_log(config, recipe, gpu, keeps_outputs=True).log, gpu, name=run.name)
+    return None if kept.fits else kept.reserved_bytes
 
 
 def assumed_gpu(recipe: Recipe) -> tuple[Gpu, str]:
@@ -325,16 +353,20 @@ class RecipeLog(NamedTuple):
     exact: bool
 
 
-def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) -> RecipeLog:
-    """Return the log of two optimizer steps, of three where GPUs share a model. Errors as for
-    `estimate`.
+def recipe_log(
+    config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False, keeps_outputs: bool = False
+) -> RecipeLog:
+    """Return the log of two optimizer steps, of three where GPUs share a model. ``keeps_outputs``
+    as for `training`. Errors as for `estimate`.
 
     From the second accumulated batch on all are identical: unless the log is to be ``exact``, three
     or four stand for all of them, and the work of the others is added.
     """
     if recipe.accumulate > ACCUMULATED and not exact:
-        fewer = recipe_log(config, recipe.but(accumulate=ACCUMULATED - 1), gpu)
-        found = recipe_log(config, recipe.but(accumulate=ACCUMULATED), gpu)
+        fewer, found = (
+            recipe_log(config, recipe.but(accumulate=count), gpu, keeps_outputs=keeps_outputs)
+            for count in (ACCUMULATED - 1, ACCUMULATED)
+        )
         one_batch = found.log.step_work - fewer.log.step_work
         step_work = found.log.step_work + one_batch * (recipe.accumulate - ACCUMULATED)
         log = replace(found.log, parameters={}, step_work=step_work)
@@ -342,7 +374,8 @@ def recipe_log(config: Any, recipe: Recipe, gpu: Gpu, *, exact: bool = False) ->
     with fake_ranks(recipe.ranks, 0, as_cuda=True) if recipe.ranks > 1 else nullcontext():
 
         def log_of(config: Any, layers: int | None) -> Log:
-            return simulated_log(training(config, recipe), gpu=gpu, layers=layers)
+            experiment = training(config, recipe, keeps_outputs=keeps_outputs)
+            return simulated_log(experiment, gpu=gpu, layers=layers)
 
         repeated = None if exact else repeated_layers(config, log_of, ranks=recipe.ranks)
         log = repeated[0] if repeated else log_of(config, None)

@@ -167,12 +167,12 @@ def generation(
     """
     from gpumem.estimation.model_building import possible_for
     from gpumem.estimation.training import import_libraries
-    from gpumem.models.config import find_config
+    from gpumem.models.config import find_generator
 
     serving = (serving or Serving()).but(**changes)
     if serving.cache == "paged":
         raise InputError("a paged cache is vLLM's: `serve` computes it, and nothing here runs it")
-    name, config = find_config(model)
+    name, config = find_generator(model)
     serving = possible_for(config, serving)
     import_libraries(serving)
 

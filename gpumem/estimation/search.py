@@ -194,7 +194,7 @@ class Search:
     def _simulate(self, recipe: Recipe) -> Option:
         if recipe in self.options:
             return self.options[recipe]
-        found = estimate(self.config, gpu=self.gpu, recipe=recipe)
+        found = estimate(self.config, gpu=self.gpu, recipe=recipe, loops=False)
         run, needed = found.run, self._needed_bytes(found)
         changes = recipes_to_try.changes(recipe, self.shapes)
         crossing, seconds = link_and_bound(found, self.shapes)
@@ -226,7 +226,7 @@ class Search:
             if room_bytes < self._least_bytes(recipe):
                 continue
             try:
-                found = estimate(self.config, gpu=gpu, recipe=recipe)
+                found = estimate(self.config, gpu=gpu, recipe=recipe, loops=False)
             except InputError:  # it cannot run the recipe
                 continue
             if found.fits and self._needed_bytes(found) <= room_bytes:

@@ -48,7 +48,7 @@ from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import Gpu
 from gpumem.inputs import InputError
 from gpumem.models.catalogue import image_tokens
-from gpumem.models.config import find_config
+from gpumem.models.config import find_generator
 from gpumem.out_of_memory import SimulatedOutOfMemory
 from gpumem.simulation import Log, recording
 from gpumem.torch_release import following, torch_release
@@ -249,7 +249,7 @@ def serve(
         gpu, assumed = assumed_gpu(serving)
     gpu = catalogue.gpu(gpu)
     serving.check(gpu)
-    name, config = find_config(model)
+    name, config = find_generator(model)
     serving = possible_for(config, serving)
     import_libraries(serving)
     with following(torch):

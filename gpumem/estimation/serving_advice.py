@@ -22,7 +22,7 @@ from gpumem.estimation.serving_search import NOTHING, Answering, Search
 from gpumem.hardware import catalogue
 from gpumem.hardware.catalogue import MARGIN, MOST_GPUS, Gpu, room_bytes
 from gpumem.inputs import positive_int
-from gpumem.models.config import find_config
+from gpumem.models.config import find_generator
 from gpumem.torch_release import following
 from gpumem.units import format_bytes
 
@@ -139,7 +139,7 @@ def advise_serving(
     room_bytes(gpu.budget_bytes, margin)
     gpus = positive_int(gpus, "gpus", most=MOST_GPUS)
     serving = (serving or Serving()).but(**changes)
-    name = find_config(model)[0]
+    name = find_generator(model)[0]
     search = Search(model, name, gpu, gpus, serving, margin)
     with following(torch):
         found = search.run(search.each)

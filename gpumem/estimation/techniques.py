@@ -187,16 +187,25 @@ class FetchedLayer(torch.nn.Module):
 
 
 class Loss(torch.nn.Module):
-    """A model with its loss, as one module: sharded weights are gathered for both."""
+    """A model with its loss, as one module: sharded weights are gathered for both.
 
-    def __init__(self, model: torch.nn.Module, recipe: Recipe) -> None:
+    With ``keeps_outputs`` what the model returned lives until it has returned the next.
+    """
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe, *, keeps_outputs: bool) -> None:
         super().__init__()
         self.model, self.chunked = model, recipe.chunked_loss
+        self.keeps_outputs, self.outputs = keeps_outputs, None
 
     def forward(self, ids: torch.Tensor, **images: torch.Tensor) -> torch.Tensor:
         if self.chunked:
-            return chunked_loss(self.model, ids, **images)
-        return self.model(input_ids=ids, labels=ids, **images).loss
+            outputs = loss = chunked_loss(self.model, ids, **images)
+        else:
+            outputs = self.model(input_ids=ids, labels=ids, **images)
+            loss = outputs.loss
+        if self.keeps_outputs:
+            self.outputs = outputs
+        return loss
 
 
 def shard(module: torch.nn.Module, recipe: Recipe, device: torch.device) -> None:

@@ -45,13 +45,17 @@ if TYPE_CHECKING:
 _BYTES = 256  # what the corpus needs of a vocabulary
 
 
-def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable[..., Iterator]:
+def training(
+    model: "str | Path | PreTrainedConfig", recipe: Recipe, *, keeps_outputs: bool = False
+) -> Callable[..., Iterator]:
     """Return the experiment that trains ``model`` by ``recipe``.
 
     Args:
         model: a model of the table, a folder with a ``config.json``, a hub id when online, or a
             transformers config.
         recipe: how it is trained.
+        keeps_outputs: train as a plain loop does that says ``outputs = model(...)``: they live
+            until the next ones are there, and ``use_cache`` is on. Trainer's loop does neither.
 
     Returns:
         ``experiment(device, layers=None)``: ``layers`` builds the model with another depth.
@@ -63,6 +67,7 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
     name, config = find_config(model)
     recipe = possible_for(config, recipe)
     import_libraries(recipe)
+    config.get_text_config().use_cache = keeps_outputs and not recipe.checkpointing
 
     def experiment(device: torch.device, layers: int | None = None) -> Iterator[torch.Tensor]:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -73,7 +78,7 @@ def training(model: "str | Path | PreTrainedConfig", recipe: Recipe) -> Callable
             )
         with refusing(name):
             model = build_model(config, recipe, device, layers)
-            job = _Job(model, recipe, device)
+            job = _Job(model, recipe, device, keeps_outputs=keeps_outputs)
         flash = recipe.attention == "flash"
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():
             for ids in _tokens(config, recipe, device):
@@ -150,9 +155,11 @@ def images_for(config: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 class _Job:
     """One training run: what happens with a batch, and at a step."""
 
-    def __init__(self, model: torch.nn.Module, recipe: Recipe, device: torch.device) -> None:
+    def __init__(
+        self, model: torch.nn.Module, recipe: Recipe, device: torch.device, *, keeps_outputs: bool
+    ) -> None:
         self.model, self.recipe, self.device = model, recipe, device
-        self.loss = Loss(model, recipe)
+        self.loss = Loss(model, recipe, keeps_outputs=keeps_outputs)
         if recipe.ranks > 1:
             shard(self.loss, recipe, device)  # what no unit of the model has
         self.trained = [p for p in model.parameters() if p.requires_grad]

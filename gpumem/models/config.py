@@ -78,6 +78,21 @@ def find_config(source: "str | Path | PreTrainedConfig") -> "tuple[str, PreTrain
     return name, config(name)
 
 
+def find_generator(source: "str | Path | PreTrainedConfig") -> "tuple[str, PreTrainedConfig]":
+    """Return what `find_config` does, of a model that writes; an `InputError` for an encoder too,
+    whose class for language models is one for decoders made of it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    name, made = find_config(source)
+    encodes = made.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if encodes and getattr(made, "is_decoder", None) is False:
+        raise InputError(
+            f"{name} is an encoder ({made.model_type!r}): it fills in masked tokens and writes no "
+            "answer. Run what you do with it with `labkit phantom`"
+        )
+    return name, made
+
+
 def _download(hub_id: str) -> Path:
     from huggingface_hub import hf_hub_download
 

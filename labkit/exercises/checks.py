@@ -202,7 +202,7 @@ simulated = functools.cache(pretend()(simulate))
 @pretend()
 def estimated(model: str, gpu: str, recipe: Recipe) -> Estimate:
     """Return an estimate, made once per process; ``lab.pretend`` does not apply to it."""
-    return estimate(model, gpu=gpu, recipe=recipe)
+    return estimate(model, gpu=gpu, recipe=recipe, loops=False)
 
 
 adamw = functools.partial(torch.optim.AdamW, lr=1e-3)  # the optimizer of most lessons

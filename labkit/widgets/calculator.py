@@ -44,7 +44,8 @@ def calculator(**first: Any) -> None:
 def calculate(model: str, gpu: str, **recipe: Any) -> Rich:
     """Return whether a recipe fits, with formula and trace part by part; or why it is refused."""
     try:
-        formula, trace = formula_estimate(model, **recipe), estimate(model, gpu=gpu, **recipe)
+        formula = formula_estimate(model, **recipe)
+        trace = estimate(model, gpu=gpu, loops=False, **recipe)
     except InputError as error:
         text, look = f"This cannot be trained: {error}", BAD
         return Rich(notice(text, look), text)

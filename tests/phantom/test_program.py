@@ -15,8 +15,11 @@ import pytest
 from bs4 import BeautifulSoup
 
 import labkit as lab
+from gpumem.estimation.estimate import recipe_log
 from gpumem.estimation.recipe import Recipe
 from gpumem.estimation.script import script as script_of
+from gpumem.models.config import find_config
+from gpumem.simulation import run_of
 from gpumem.units import GIB, MIB, format_bytes
 from labkit.lesson.notebooks import find
 from phantom_gpu import report, run_script
@@ -895,6 +898,58 @@ def test_a_script_to_take_away_reserves_what_its_recipe_does(run, tmp_path, reci
     assert verdict.peak_reserved_bytes == estimated.peak_reserved_bytes
     peak_bytes = verdict.answers[0].gpus[0].peak_allocated_bytes
     assert peak_bytes == pytest.approx(estimated.run.peak_bytes, rel=1e-3)
+
+
+TUTORIAL = """
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+config = AutoConfig.from_pretrained("{model}")
+{load}
+model.train()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+for _ in range(3):
+    batch = torch.randint(0, 40000, (2, 1024), device="cuda")
+    outputs = model(input_ids=batch, labels=batch)
+    loss = outputs.loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+MADE = """
+model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to("cuda")
+"""
+IN_8_BITS = """
+from peft import LoraConfig, get_peft_model
+
+to_8_bits = BitsAndBytesConfig(load_in_8bit=True)
+model = AutoModelForCausalLM.from_pretrained(
+    "{model}", quantization_config=to_8_bits, dtype=torch.bfloat16, device_map="cuda"
+)
+model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "hub_id", "fields", "load"),
+    [
+        ("GPT-2", "openai-community/gpt2", {}, MADE),  # its cache is a copy
+        pytest.param("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B", {}, MADE, marks=pytest.mark.nightly),
+        (
+            *("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+            *({"lora": 16, "quantize": "int8"}, IN_8_BITS),
+        ),
+    ],
+    ids=["gpt2", "qwen", "int8"],
+)
+def test_a_loop_that_keeps_its_outputs_reserves_what_is_said_of_it(
+    run, model, hub_id, fields, load
+):
+    text = TUTORIAL.format(model=hub_id, load=load.format(model=hub_id))
+    verdict, _ = run(text, gpu="a100-80gb")
+    gpu, recipe = lab.gpu("a100-80gb"), Recipe(precision="bf16", batch_size=2, **fields)
+    log = recipe_log(find_config(model)[1], recipe, gpu, keeps_outputs=True).log
+    assert run_of(log, gpu, name=model).reserved_bytes == verdict.peak_reserved_bytes
 
 
 @pytest.mark.parametrize("gpu", ["rtx-4090", pytest.param("b200", marks=pytest.mark.nightly)])

@@ -13,11 +13,12 @@ from transformers import LlamaConfig
 import labkit as lab
 from benchmarks.setups import TINY as SIZES
 from benchmarks.sixty_estimates import FILE, computed
-from gpumem.estimation.estimate import estimate, one_layer_bytes
+from gpumem.estimation.estimate import estimate, one_layer_bytes, recipe_log
 from gpumem.estimation.recipe import Recipe
 from gpumem.hardware import this_machine
 from gpumem.inputs import InputError
-from gpumem.simulation import simulated_log
+from gpumem.models.config import find_config
+from gpumem.simulation import run_of, simulated_log
 from gpumem.units import MIB
 
 TINY = LlamaConfig(**SIZES | {"num_hidden_layers": 5})
@@ -67,6 +68,40 @@ def test_an_estimate_follows_the_release_that_will_train():
     assert older.peak_reserved_bytes > newer.peak_reserved_bytes
     assert not older.otherwise  # far from the limit
     assert "The allocator's rules are those of PyTorch 2.11." in str(older)
+
+
+KEPT = Recipe(precision="bf16", batch_size=8, seq_len=512)
+
+
+def kept_bytes_of(config, recipe, gpu):
+    log = recipe_log(config, recipe, gpu, keeps_outputs=True).log
+    return run_of(log, gpu, name="").peak_bytes
+
+
+@pytest.mark.parametrize("fields", [{}, {"accumulate": 5}, {"checkpointing": True}], ids=str)
+def test_a_loop_that_keeps_its_outputs_has_its_logits_twice(fields):
+    recipe, gpu = KEPT.but(**fields), lab.gpu("a100-80gb")
+    config = find_config(LlamaConfig(**SIZES | {"vocab_size": 32_000}))[1]
+    freed = estimate(config, gpu=gpu, recipe=recipe)
+    assert freed.kept_outputs_bytes is None  # far from the limit
+    more_bytes = kept_bytes_of(config, recipe, gpu) - freed.peak_allocated_bytes
+    assert more_bytes == pytest.approx(8 * 512 * 32_000 * 2, rel=0.01)
+    chunked = recipe.but(chunked_loss=True)
+    freed = estimate(config, gpu=gpu, recipe=chunked)
+    assert kept_bytes_of(config, chunked, gpu) < freed.peak_allocated_bytes + MIB
+
+
+def test_near_the_limit_a_loop_that_keeps_its_outputs_is_tried_too():
+    recipe, large = KEPT.but(lora=2, quantize="int8"), lab.gpu("a100-80gb")
+    config = find_config(LlamaConfig(**SIZES | {"vocab_size": 32_000}))[1]
+    kept_bytes = kept_bytes_of(config, recipe, large)
+    tight = replace(large, usable_bytes=kept_bytes - MIB + large.context_bytes)
+    found = estimate(config, gpu=tight, recipe=recipe)
+    assert found.fits
+    assert found.kept_outputs_bytes > found.peak_reserved_bytes
+    assert "to spare, but only in a loop that keeps no outputs" in str(found)
+    assert found.to_dict()["kept_outputs_bytes"] == found.kept_outputs_bytes
+    assert estimate(config, gpu=tight, recipe=recipe, loops=False).kept_outputs_bytes is None
 
 
 @pytest.mark.parametrize("release", ["2.5", "2.16", "3.0", "newest", "2", 2.13, "2.13.0+cu130", ""])

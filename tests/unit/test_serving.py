@@ -1,11 +1,12 @@
 """What answering takes: its parts agree, passes repeat exactly, and one user more does not fit."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import BertConfig, Gemma3TextConfig, LlamaConfig
 
 import gpumem
 import labkit as lab
@@ -260,6 +261,16 @@ def test_paged_is_vllms_arithmetic():
 def test_bad_input_is_refused_in_a_sentence(changes, reason):
     with pytest.raises(InputError, match=reason):
         serve(**changes)
+
+
+def test_an_encoder_writes_no_answer():
+    for answers in (gpumem.serve, gpumem.generation, partial(gpumem.advise_serving, gpu="l4")):
+        with pytest.raises(InputError, match="fills in masked tokens and writes no answer"):
+            answers(BertConfig())
+    found = gpumem.serve(
+        BertConfig(is_decoder=True, num_hidden_layers=2), gpu="l4", prompt_tokens=8, new_tokens=2
+    )
+    assert found.fits
 
 
 def test_windows_have_no_paged_cache_here():

@@ -91,7 +91,7 @@ def built(config, recipe, weights=None):
         with torch.no_grad():
             for name, value in weights.items():
                 named[name].copy_(value)
-    return model, _Job(model, recipe, CPU)
+    return model, _Job(model, recipe, CPU, keeps_outputs=False)
 
 
 def weights_of(model):

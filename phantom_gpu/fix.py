@@ -175,8 +175,8 @@ class Fix:
     def _to_write(self, edit: Edit) -> str:
         made = "optimizer" if edit.place.kind == OPTIMIZER else "model"
         where = self.first.line(edit.line) if edit.line else f"the line that makes the {made}"
-        if edit.how == "after":
-            return f"after {where} write\n{textwrap.indent(edit.code, '    ')}"
+        if edit.how in ("before", "after"):
+            return f"{edit.how} {where} write\n{textwrap.indent(edit.code, '    ')}"
         of_trainer = edit.place.kind == ARGUMENTS
         where = {
             "arguments": f"{where}, Trainer's arguments" if of_trainer else f"{where}, in the call",

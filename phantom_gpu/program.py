@@ -23,6 +23,7 @@ import torch
 
 from gpumem.costs import tensors_in
 from phantom_gpu.allocator_history import is_librarys, line_of
+from phantom_gpu.kept_outputs import SMALL_BYTES, free, kept_names
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
@@ -34,12 +35,15 @@ from phantom_gpu.report_records import (
     MODEL,
     MOVED,
     OPTIMIZER,
+    PASS,
     TRL,
     Place,
 )
 
 Note = Callable[[str, Exception], None]
 _BETWEEN = ("auto_factory.py", __file__)
+#: The second pass finds what the first one left, unless the model is called otherwise, too.
+PASSES_LOOKED_AT = 8
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DDP, torch.compile, FSDP
 
 
@@ -115,6 +119,7 @@ class Program:
         self.recomputes = False
         self.stepped: dict[Place, torch.optim.Optimizer] = {}
         self._last_loader: Place | None = None
+        self._passes = 0
         self._loaders_of: dict[int, Place] = {}  # by what they read, as Accelerate makes its own
         self._inside: set[int] = set()
         self._changes = False  # whether a change is being made now
@@ -286,6 +291,23 @@ class Program:
         known = self.models.get(type(model).__name__)
         if known is None or (model.training and not known.training):
             self.models[type(model).__name__] = self._facts(module, model, inputs)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_librarys(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            self._passes_at(frame, self.models[type(model).__name__].quantized)
+
+    def _passes_at(self, frame: FrameType, quantized: bool) -> None:
+        """Note what a loop keeps until a pass that begins now has ended, and free it if tried."""
+        place = Place(PASS, line_of(frame))
+        if place not in self.calls and self._passes < PASSES_LOOKED_AT:
+            self._passes += 1
+            # A graph of 8-bit layers keeps each one's input as long as the loss lives.
+            names = kept_names(frame, least_bytes=0 if quantized else SMALL_BYTES)
+            if names:
+                self.calls[place] = {"names": names}
+        if place in self._trials and place in self.calls:
+            free(frame, self.calls[place]["names"])
 
     def steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that ``optimizer`` makes a step."""

@@ -42,6 +42,7 @@ from phantom_gpu.report_records import (
     MODEL,
     MOVED,
     OPTIMIZER,
+    PASS,
     TRL,
     Edit,
     Offer,
@@ -189,6 +190,14 @@ def _on_model(change: Callable[[torch.nn.Module], Any], code: Code) -> tuple[dic
 
 def _source(function: Callable) -> str:
     return inspect.getsource(function).strip()
+
+
+def _freed(program: Program, place: Place, _: str) -> str:
+    return " = ".join((*program.calls[place]["names"], "None"))
+
+
+#: `Program` itself does it, since each pass is one of its places.
+_FREES = Way(lambda *_: None, {"before": _freed})
 
 
 # --- the forward pass -----------------------------------------------------------------------------
@@ -527,6 +536,7 @@ def _stores_activations(program: Program, model: ModelFacts) -> bool:
 
 
 REMEDIES = (
+    Remedy("freed-outputs", lambda program, _: program.first(PASS) is not None, ({PASS: _FREES},)),
     Remedy(
         "expandable-segments",
         lambda *_: "expandable_segments" not in os.environ.get(ALLOCATOR_VARIABLE, ""),

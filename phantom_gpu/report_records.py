@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from gpumem.estimation.known_techniques import Effect
 from gpumem.trace import WITHOUT_GRADIENTS, Phase, Timeline
 
-#: Kinds of places; the model itself is one, before its first training pass.
+#: Kinds of places; the model itself is one, before its first training pass, and each of its passes
+#: is one where a loop keeps what it returns.
 ARGUMENTS, LOADED, MOVED, CUDA, OPTIMIZER, LOADER, DDP = (
     "arguments", "loaded", "moved", "cuda", "optimizer", "loader", "ddp",
 )  # fmt: skip
-ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT = (
-    "accelerator", "lightning", "trl", "model", "environment",
+ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT, PASS = (
+    "accelerator", "lightning", "trl", "model", "environment", "pass",
 )  # fmt: skip
 
 ENDED_WELL = ("finished", "stopped")
@@ -159,8 +160,8 @@ class Edit:
         place: where it is tried.
         line: ``file:line`` where ``code`` belongs; empty where that is not known.
         how: ``"arguments"`` that the call there gets, those that it goes ``"without"``, the
-            ``"class"`` that is called in place of its own, statements that come ``"after"`` it, or
-            a ``"variable"`` of the environment.
+            ``"class"`` that is called in place of its own, statements that come ``"before"`` or
+            ``"after"`` it, or a ``"variable"`` of the environment.
         code: that text.
     """
 

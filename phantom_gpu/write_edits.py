@@ -163,10 +163,11 @@ def _changes(script: _Text, edit: Edit) -> Sequence[_Change]:
     number = edit.line.rpartition(":")[2]
     if not number.isdigit():
         raise InputError(f"nobody knows where this belongs: {edit.code}")
-    if edit.how == "after":
+    if edit.how in ("before", "after"):
         statement = script.statement(int(number))
-        end, margin = script.starts[statement.end_lineno], " " * statement.col_offset
-        return [_Change(end, end, textwrap.indent(edit.code, margin) + "\n")]
+        first_line = statement.lineno - 1 if edit.how == "before" else statement.end_lineno
+        start, margin = script.starts[first_line], " " * statement.col_offset
+        return [_Change(start, start, textwrap.indent(edit.code, margin) + "\n")]
     call = script.call(edit, int(number))
     if edit.how == "class":
         return [_Change(script.start(call.func), script.end(call.func), edit.code)]

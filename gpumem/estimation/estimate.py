@@ -74,8 +74,8 @@ class Estimate:
         otherwise: releases (keys of ``RELEASES``) whose allocator gives another verdict, with the
             bytes that it reserves. Looked for within ``NEAR`` of the capacity.
         kept_outputs_bytes: what is reserved by a plain loop that keeps the model's outputs until
-            the next ones are there, and its key-value cache: two copies of the logits, and each
-            8-bit layer's input. None where that fits, too, or this does not.
+            the next ones are there, and its key-value cache: logits through backward and the next
+            forward pass, and each 8-bit layer's input. None where that fits, too, or this does not.
     """
 
     model: str
@@ -176,7 +176,8 @@ class Estimate:
             lines += [
                 "  This is of a loop that drops outputs and loss after backward, as Trainer does.",
                 f"  A plain loop, `outputs = model(...)`, keeps them and a cache: {kept} reserved.",
-                "  End each step with `del outputs, loss`; set `model.config.use_cache = False`.",
+                "  Write `loss = model(...).loss`, end each step with `del loss`, and set",
+                "  `model.config.use_cache = False`.",
             ]
         elif self.recipe.quantize == "int8":
             lines += [

@@ -56,6 +56,26 @@ for batch in DataLoader(torch.randint(0, 50000, (64, 512)), batch_size=8):
     optimizer.step()
     optimizer.zero_grad()
 """
+TUTORIAL = """
+import torch
+from torch.utils.data import DataLoader
+from transformers import GPT2Config, GPT2LMHeadModel
+
+model = GPT2LMHeadModel(GPT2Config()).to("cuda", torch.bfloat16)
+model.train()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for batch in DataLoader(torch.randint(0, 50000, (12, 1024)), batch_size=4):
+    batch = batch.cuda()
+    outputs = model(input_ids=batch, labels=batch)
+    loss = outputs.loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+IN_A_FUNCTION = (
+    TUTORIAL.replace("for batch", "def epoch():\n  for batch").replace("\n    ", "\n      ")
+    + "epoch()\n"
+)
 LLAMA = """
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -266,6 +286,18 @@ def test_each_remedy_of_a_library_takes_what_the_script_with_its_lines_takes(
     assert found.first.fits
     assert found.chosen is None
     assert offered <= check_each(found, rerun)
+
+
+@pytest.mark.parametrize("text", [TUTORIAL, IN_A_FUNCTION], ids=["script", "function"])
+def test_what_a_loop_keeps_of_a_pass_is_freed_before_the_next(run, text):
+    plain, _ = run(text)
+    [offer] = [each for each in plain.answers[0].remedies if each.name == "freed-outputs"]
+    assert [(edit.how, edit.code) for edit in offer.edits] == [("before", "outputs = loss = None")]
+    tried, _ = run(text, trials=orders([offer]))
+    mended, _ = run(written(text, [offer]))
+    assert tried.peak_reserved_bytes == mended.peak_reserved_bytes
+    assert tried.peak_reserved_bytes < 0.9 * plain.peak_reserved_bytes
+    assert "freed-outputs" not in [each.name for each in mended.answers[0].remedies]
 
 
 def test_one_update_after_the_other_makes_no_temporaries_of_all_weights(run):

@@ -30,7 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "labkit.loss_comparison": ("losses", "relative_error"),
         "gpumem.figures.bars": ("bars",),
         "gpumem.figures.timelines": ("timeline",),
-        "labkit.figures": ("lines", "loss_curves"),
+        "labkit.figures": ("lines", "loss_curves", "savings"),
     },
 }
 

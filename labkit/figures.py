@@ -1,4 +1,4 @@
-"""Figures that only lessons draw: lines, losses over several seeds, and batches of texts.
+"""Figures that only lessons draw: lines, losses over several seeds, batches of texts, and savings.
 
 Limits: meant for a handful of lines; from the eighth on, colours repeat. Loss curves are smoothed
 over a twentieth of the steps, their table is not.
@@ -6,14 +6,17 @@ over a twentieth of the steps, their table is not.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from gpumem.figures.drawing import (
     COLOURS,
+    EDGE,
     GREY,
     INK,
     LIMIT_LINE,
@@ -23,6 +26,7 @@ from gpumem.figures.drawing import (
     against,
     line_style,
     name_axes,
+    note,
     scale,
 )
 from gpumem.figures.html_pages import MISSING
@@ -34,6 +38,8 @@ from labkit.loss_comparison import Losses
 
 TABLE_ROWS = 12
 MOST_MARKERS = 40  # of points in a line; more would hide it
+#: Of the bars of two orders: no category's colours, which stand for parts of memory.
+ORDER_FILLS = ({"facecolor": "#455A64"}, {"facecolor": "#CFD8DC", "hatch": "///"})
 
 
 def lines(
@@ -247,3 +253,67 @@ def batch_plans(
     headings = ("plan", "batches", "padding", "first", "last", "largest", "peak", "reserved")
     figure.describe("Bars", headings, rows)
     return figure.show()
+
+
+def savings(orders: Mapping[str, Mapping[str, Run]], *, title: str | None = None) -> Picture:
+    """Show how much of the peak each switch saves in each of two orders.
+
+    A switch has a bar for each order, from zero to the right; to the left where it costs memory.
+    After a run that was out of memory, or for one, nothing is known: there is no bar.
+
+    Args:
+        orders: for each order's name its runs, by the switch that each adds. The first run has
+            none of them. The first order's switches stand from top to bottom.
+        title: what the figure shows; None: the switch whose savings differ most.
+    """
+    if len(orders) != len(ORDER_FILLS) or len({frozenset(runs) for runs in orders.values()}) != 1:
+        raise InputError("savings compares two orders of the same runs' names")
+    saved = {name: _saved(runs) for name, runs in orders.items()}
+    first, second = saved.values()
+    known = [name for name in first if None not in (first[name], second[name])]
+    if not title and known:
+        most = max(known, key=lambda name: abs(first[name] - second[name]))
+        (order, best), (other, least) = sorted(
+            ((name, amounts[most]) for name, amounts in saved.items()), key=lambda each: -each[1]
+        )
+        rest = f"only {format_bytes(least)}" if 0 < least < best else _gain(least)
+        title = f"{most} {_gain(best)} {order} and {rest} {other}"
+    legend = [
+        Patch(label=name, **style, **EDGE) for name, style in zip(saved, ORDER_FILLS, strict=True)
+    ]
+    source = " and ".join(sources([run for runs in orders.values() for run in runs.values()]))
+    figure = Picture(title or "Saved of the peak", source, body=66 + 46 * len(first), legend=legend)
+    with figure.drawing() as axes:
+        for number, (bars, style) in enumerate(zip(saved.values(), ORDER_FILLS, strict=True)):
+            for y, name in enumerate(first):
+                place = y - 0.19 + 0.38 * number
+                amount = bars[name] or 0
+                axes.barh(place, amount, height=0.36, zorder=3, **style, **EDGE)
+                text = _gain(bars[name])
+                note(axes, text, (max(0, amount), place), (6, 0), va="center", zorder=6)
+        axes.set_yticks(range(len(first)), first, color=INK)
+        axes.set_ylim(len(first) - 0.5, -0.5)
+        axes.axvline(0, color=INK, linewidth=0.8, zorder=4)
+        axes.grid(axis="x")
+        scale(axes.xaxis, format_bytes, 5)
+        axes.set_xlabel("saved of the peak")
+    rows = [[name, *(_gain(bars[name]) for bars in saved.values())] for name in first]
+    figure.describe("Bars", ["", *saved], rows)
+    return figure.show()
+
+
+def _saved(runs: Mapping[str, Run]) -> dict[str, int | None]:
+    """Return by how many bytes the peak falls with each run after the first; None if unknown."""
+    pairs = zip([*runs][1:], pairwise(runs.values()), strict=True)
+    return {
+        name: None if before.oom or after.oom else before.peak_bytes - after.peak_bytes
+        for name, (before, after) in pairs
+    }
+
+
+def _gain(nbytes: int | None) -> str:
+    if nbytes is None:
+        return "out of memory"
+    if not nbytes:
+        return "saves nothing"
+    return f"{'saves' if nbytes > 0 else 'costs'} {format_bytes(abs(nbytes))}"

@@ -17,7 +17,7 @@ from gpumem.figures.timelines import PHASE_COLOURS, draw_timeline
 from gpumem.inputs import InputError
 from gpumem.trace import Category, Phase, Trace
 from gpumem.units import GIB, MIB, format_bytes
-from labkit.figures import batch_plans, lines
+from labkit.figures import batch_plans, lines, savings
 
 CAPACITY = 14 * GIB
 
@@ -387,3 +387,33 @@ def test_a_bar_is_a_batch_as_high_as_its_positions():
     assert cells(figure) == mixed
     # Of the batches, 3 × 30 and 1 × 100, the second is larger.
     assert "peak 4.00 GiB, 1 × 100" in words(figure)
+
+
+# --- savings in two orders ---------------------------------------------------------------------
+
+
+def stack(**gib):
+    return {name: t4(name, amount) for name, amount in gib.items()}
+
+
+def test_a_switch_has_a_bar_in_each_order_to_the_left_where_it_costs_memory():
+    there = stack(plain=10, a=4, b=5)
+    back = stack(plain=10, b=7, a=5)
+    figure = savings({"there": there, "back": back})
+    assert_fits(figure)
+    assert "a saves 6.00 GiB there and only 2.00 GiB back" in words(figure)
+    assert [bar.get_width() / GIB for bar in figure.axes[0].patches] == [6, -1, 2, 3]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
+    assert cells(figure, 1) == ["b", "costs 1.00 GiB", "saves 3.00 GiB"]
+
+
+def test_the_title_of_savings_says_which_switch_depends_most_on_its_place():
+    free = stack(plain=10, a=10, b=4)
+    assert "b saves 6.00 GiB there and costs 1.00 GiB back" in words(
+        savings({"there": free, "back": stack(plain=3, b=4, a=4)})
+    )
+    assert "Each" in words(savings({"there": free, "back": free}, title="Each"))
+    failed = free | {"a": t4("a", oom=out_of_memory(5 * GIB, 9 * GIB, CAPACITY))}
+    assert cells(savings({"there": failed, "back": free}))[:2] == ["a", "out of memory"]
+    with pytest.raises(InputError):
+        savings({"there": free})

@@ -1,6 +1,6 @@
 """What the phantom GPU answers about lesson 26's given script, for machines that cannot run one.
 
-    python benchmarks/phantom_answers.py           # both answers: half an hour
+    python benchmarks/phantom_answers.py           # both answers: 40 minutes
     python benchmarks/phantom_answers.py --plain   # without --fix: a minute
 
 Writes ``results/phantom/26_given_job.txt`` and, of the same command with ``--fix``,

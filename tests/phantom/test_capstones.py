@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import phantom_answers
+from gpumem.files import SOURCE
 from labkit.exercises import lesson_26, lesson_27
 from labkit.exercises.capstone_job import judge
 from labkit.exercises.checks import Correct
@@ -38,3 +40,9 @@ def test_a_script_that_does_not_is_told_why(before, after, changes, reason):
     said = judge(script, replace(JOB, **changes))
     assert isinstance(said, str), said
     assert reason in said
+
+
+def test_the_recorded_answer_is_what_the_phantom_says():
+    recorded = SOURCE / "results" / "phantom" / "26_given_job.txt"
+    before, now = recorded.read_text(encoding="utf-8"), phantom_answers.answer(fix=False)
+    assert now.splitlines()[1:] == before.splitlines()[1:]  # the first line has the date

@@ -1,7 +1,7 @@
 """What the phantom GPU answers about the capstones' scripts, for machines that cannot run one.
 
     python benchmarks/phantom_answers.py 26_given_job   # one of QUESTIONS: some minutes
-    python benchmarks/phantom_answers.py                # all: an hour
+    python benchmarks/phantom_answers.py                # all: an hour, 40 minutes of it for --fix
 
 Writes ``results/phantom/<question>.txt``. A script is the one in its lesson's notebook, with the
 lines changed that its question says. Each file says first when, with which versions and by which

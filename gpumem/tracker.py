@@ -74,6 +74,9 @@ _DEVICE = torch.ops.prim.device.default
 #: On CUDA these make their last result first, which decides where the allocator places them
 #: (``dropout_cuda`` in PyTorch's Dropout.cu; ``backends/cuda/ops.py`` of bitsandbytes).
 _LAST_FIRST = {"native_dropout", "quantize_4bit", "quantize_blockwise", "int8_vectorwise_quant"}
+#: So many results are made before the kernel takes its workspaces, and the others after
+#: (``mha_fwd`` in PyTorch's flash_api.cpp: the seeds of a dropout). Else all are.
+_RESULTS_BEFORE = {"_scaled_dot_product_flash_attention": 2}
 _RANK = {category: rank for rank, category in enumerate(PRIORITY)}
 
 
@@ -378,12 +381,17 @@ class Tracker(TorchDispatchMode):
             made = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
             if self.operator in _LAST_FIRST:
                 made.reverse()
-            for item in made:
-                for number, nbytes in self._met(item):
-                    if self.budget_bytes is not None and nbytes:
-                        self._check_budget(number, nbytes)
+            before = _RESULTS_BEFORE.get(self.operator, len(made))
+            self._note_results(made[:before])
+            first, changes = len(self._entries), []
             if self.workspaces is not None:
-                self._take_and_free(self.workspaces(func, args, kwargs))
+                changes = self.workspaces(func, args, kwargs)
+            if before < len(made):
+                taken = [change for change in changes if change[1] > 0]
+                self._take_and_free(taken, first)
+                self._note_results(made[before:])
+                changes = changes[len(taken) :]
+            self._take_and_free(changes, first)
         except Exception as error:
             # The hooks unwind module and phase on the way out: record them here.
             if is_out_of_memory(error):
@@ -396,9 +404,15 @@ class Tracker(TorchDispatchMode):
         self.operator = ""
         return out
 
-    def _take_and_free(self, changes: list[tuple[int, int]]) -> None:
-        """Log the changes of blocks of the main device, which are numbered as they are taken."""
-        first = len(self._entries)
+    def _note_results(self, made: list[torch.Tensor]) -> None:
+        for item in made:
+            for number, nbytes in self._met(item):
+                if self.budget_bytes is not None and nbytes:
+                    self._check_budget(number, nbytes)
+
+    def _take_and_free(self, changes: list[tuple[int, int]], first: int) -> None:
+        """Log the changes of blocks of the main device, which are numbered from ``first`` on as
+        they are taken."""
         for block, change_bytes in changes:
             stream = self.streams.current() if change_bytes > 0 else 0
             self._events.append(Event(first + block, change_bytes, self.phase, stream))

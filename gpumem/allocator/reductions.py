@@ -7,7 +7,9 @@ biases and of norms' weights are such sums, also in a convolution's backward. Wh
 truth values become whole numbers of 64 bits first.
 
 Source: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size`` in PyTorch's
-``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``. Threads of
+``aten/src/ATen/native/cuda/Reduce.cuh``; ``sum_functor`` in ``ReduceSumProdKernel.cu``;
+``argmax_kernel_cuda_impl`` in ``ReduceArgMaxKernel.cu``, ``max_launch_kernel`` in
+``ReduceMaxValuesKernel.cu``. Threads of
 a multiprocessor: NVIDIA's CUDA C++ Programming Guide, "Technical Specifications per Compute
 Capability".
 
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpumem.allocator.changes import Change, held
+from gpumem.allocator.changes import Change, copies, held
 from gpumem.hardware.catalogue import Gpu
 
 WARP = 32
@@ -28,6 +30,7 @@ MOST_THREADS = 512
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds up
 THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 INDEXED_BYTES = 1 << 31
+PAIR_BYTES = 16  # a value of up to 64 bits and its index of 64
 
 aten = torch.ops.aten
 
@@ -45,6 +48,16 @@ def _sum(
 
 def _extreme(gpu: Gpu, tensor: torch.Tensor, dims: Any = None, *_: Any) -> list[Change]:
     return _reduced(gpu, tensor, dims, tensor.dtype) if tensor.is_floating_point() else []
+
+
+def _index(gpu: Gpu, tensor: torch.Tensor, dim: int | None = None, *_: Any) -> list[Change]:
+    """``argmax`` and the like: a block of threads passes on a value with its index."""
+    if gpu.multiprocessors is None or not tensor.numel() or tensor.nbytes >= INDEXED_BYTES:
+        return []
+    dims = range(tensor.dim()) if dim is None else [dim % max(tensor.dim(), 1)]
+    flattened = copies(tensor) if dim is None else []
+    workspaces = sum_workspaces(tensor, dims, tensor.dtype, gpu, part_bytes=PAIR_BYTES)
+    return held(*flattened, *workspaces)
 
 
 def _bias_gradient(gpu: Gpu, grad: torch.Tensor, *rest: Any) -> list[Change]:
@@ -70,9 +83,17 @@ def _reduced(gpu: Gpu, tensor: torch.Tensor, dims: Any, dtype: torch.dtype) -> l
 
 
 def sum_workspaces(
-    tensor: torch.Tensor, dims: Iterable[int], dtype: torch.dtype, gpu: Gpu
+    tensor: torch.Tensor,
+    dims: Iterable[int],
+    dtype: torch.dtype,
+    gpu: Gpu,
+    *,
+    part_bytes: int | None = None,
 ) -> tuple[int, ...]:
-    """Return what a sum of ``tensor`` over ``dims`` into ``dtype`` takes besides its result."""
+    """Return what a sum of ``tensor`` over ``dims`` into ``dtype`` takes besides its result.
+
+    Another reduction if a block of threads passes on ``part_bytes`` for each result.
+    """
     dims = set(dims)
     item_bytes = tensor.element_size() if dtype.is_floating_point else dtype.itemsize
     axes = [_Axis(*pair) for pair in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -88,7 +109,7 @@ def sum_workspaces(
     elif along_input:
         width_of, height_of = inputs, outputs
         if summed[0].stride == 1 and inputs >= 128 and len(summed) == 1:
-            width_of //= 8 if item_bytes == 2 else 4
+            width_of //= 8 if item_bytes == 2 and part_bytes is None else 4
     else:
         width_of, height_of = outputs, inputs
         if kept[0].stride == 1:
@@ -111,7 +132,8 @@ def sum_workspaces(
     parts = max(parts, _up(values, MOST_VALUES))
     if parts == 1:
         return ()
-    buffer_bytes = max(4, item_bytes, dtype.itemsize) * outputs * parts
+    part_bytes = part_bytes or max(4, item_bytes, dtype.itemsize)
+    buffer_bytes = part_bytes * outputs * parts
     if not along_input:
         buffer_bytes *= width * vector
     return buffer_bytes, 4 * blocks
@@ -156,5 +178,6 @@ RULES = {
     **dict.fromkeys(
         (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default), _extreme
     ),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim), _index),
     aten.convolution_backward.default: _bias_gradient,
 }

@@ -9,7 +9,7 @@ Limits: a loop in a file whose text is there; names of the frame that calls the 
 import ast
 import ctypes
 import linecache
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,10 +20,11 @@ SMALL_BYTES = 1 << 20
 
 
 def names_to_free(text: str, line: int) -> tuple[str, ...]:
-    """Return the names that a loop's body assigns at the statement at ``line``, or below it, and
-    that nothing reads before: they may be None when that statement begins.
+    """Return the names that a loop's body assigns in any case at the statement at ``line``, or
+    below it, and that nothing reads before: they may be None when that statement begins.
 
-    Empty where the line is in no loop, shares it with other code, or cannot be parsed.
+    Empty where the line is in no loop, in a branch of one, shares it with other code, or cannot be
+    parsed.
     """
     try:
         tree = ast.parse(text)
@@ -31,29 +32,35 @@ def names_to_free(text: str, line: int) -> tuple[str, ...]:
         return ()
     found: tuple[str, ...] = ()
     for loop in ast.walk(tree):  # inner ones come later
-        if not isinstance(loop, ast.For | ast.While) or not _has(loop, line):
-            continue
-        statements = [node for part in loop.body for node in ast.walk(part)]
-        statements = [node for node in statements if isinstance(node, ast.stmt)]
-        here = [node for node in statements if _has(node, line)]
-        if not here:
-            continue
-        begin = max(here, key=lambda node: (node.lineno, -node.end_lineno))
-        before = text.splitlines()[begin.lineno - 1].encode()[: begin.col_offset]
-        names = [node for node in ast.walk(loop) if isinstance(node, ast.Name)]
-        read = {
-            node.id
-            for node in names
-            if isinstance(node.ctx, ast.Load) and node.lineno <= begin.end_lineno
-        }
-        made = [
-            target.id
-            for node in statements
-            if isinstance(node, ast.Assign) and node.lineno >= begin.lineno
-            for target in _targets(node)
-        ]
-        found = () if before.strip() else tuple(dict.fromkeys(n for n in made if n not in read))
+        if isinstance(loop, ast.For | ast.While) and _has(loop, line):
+            found = _assigned_first(loop, text, line)
     return found
+
+
+def _assigned_first(loop: ast.For | ast.While, text: str, line: int) -> tuple[str, ...]:
+    statements = list(_in_any_case(loop.body))
+    begin = next((node for node in statements if _has(node, line)), None)
+    if begin is None or text.splitlines()[begin.lineno - 1].encode()[: begin.col_offset].strip():
+        return ()
+    names = [node for node in ast.walk(loop) if isinstance(node, ast.Name)]
+    loads = [(node.id, node.lineno) for node in names if isinstance(node.ctx, ast.Load)]
+    found: dict[str, bool] = {}
+    for node in statements:
+        if not isinstance(node, ast.Assign) or node.lineno < begin.lineno:
+            continue
+        for target in _targets(node):
+            read = any(name == target.id and at <= node.end_lineno for name, at in loads)
+            found.setdefault(target.id, not read)
+    return tuple(name for name, may_be_none in found.items() if may_be_none)
+
+
+def _in_any_case(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that each turn of a loop runs, those in a ``with`` among them."""
+    for node in body:
+        if isinstance(node, ast.With):
+            yield from _in_any_case(node.body)
+        else:
+            yield node
 
 
 def _has(node: ast.AST, line: int) -> bool:

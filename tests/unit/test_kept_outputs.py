@@ -18,6 +18,12 @@ from phantom_gpu.kept_outputs import names_to_free
         ("while loss > 1:\n    loss = model(b)  # here", ()),
         ("for b in data: loss = model(b)  # here", ()),  # no line before it
         ("for b in data:\n    x = 1; loss = model(b)  # here", ("x", "loss")),
+        ("for b in data:\n    loss = model(b)  # here\n    total = total + loss", ("loss",)),
+        ("for b in data:\n    loss = model(b)  # here\n    total += loss", ("loss",)),
+        ("for b in data:\n    loss = model(b)  # here\n    if b: best = loss", ("loss",)),
+        ("for b in data:\n    if b:\n        loss = model(b)  # here", ()),
+        ("for b in data:\n    loss = 1\nelse:\n    loss = model(b)  # here", ()),
+        ("for b in data:\n    out = model(\n        b,  # here\n    )", ("out",)),
         ("loss = model(b)  # here", ()),
         ("for b in data:\n    out.append(model(b))  # here", ()),
         ("for b in data:\n    model(b)  # here\n    def", ()),  # another text than what ran

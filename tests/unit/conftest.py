@@ -15,7 +15,8 @@ def guessed(monkeypatch):
     """Estimates by a formula; the recipes that were asked for, in order."""
     asked = []
 
-    def estimate(config, *, gpu, recipe):
+    def estimate(config, *, gpu, recipe, loops):
+        assert not loops  # each would be simulated twice
         asked.append(recipe)
         least = recipes_to_try.least_bytes(recipe, shapes_of(config))
         each = 30 * MIB if recipe.checkpointing or recipe.offload == "activations" else 100 * MIB

@@ -320,10 +320,10 @@ def test_where_much_fits_little_is_tried(guessed):
 def test_what_cannot_be_simulated_is_named(monkeypatch, guessed):
     plain = search.estimate
 
-    def refusing(config, *, gpu, recipe):
+    def refusing(config, *, gpu, recipe, loops):
         if recipe.lora:
             raise InputError("this model takes no adapters")
-        return plain(config, gpu=gpu, recipe=recipe)
+        return plain(config, gpu=gpu, recipe=recipe, loops=loops)
 
     monkeypatch.setattr(search, "estimate", refusing)
     found = lab.advise("SmolLM2-135M", "rtx-4090")

@@ -46,7 +46,7 @@ MOST_HOST_BYTES = 1 << 50
 #: Of the capacity: this near to it, other releases' rules are tried as well. Where rules differ,
 #: the older one reserved up to 7 % more (docs/LOG.md, 2026-11-29).
 NEAR = 0.1
-#: Of what is reserved: kept outputs were seen to add up to 17 % (logits) and 18 % (8-bit layers).
+#: Of what is reserved: kept outputs were seen to add up to 25 % (docs/LOG.md, 2026-11-30).
 MOST_KEPT = 0.5
 #: One of the releases that share rules for what is reserved, and what to call them.
 RELEASES = {
@@ -174,8 +174,8 @@ class Estimate:
         if self.kept_outputs_bytes:
             kept = format_bytes(self.kept_outputs_bytes)
             lines += [
-                "  This is of a loop that drops outputs and loss after backward, as Trainer does.",
-                f"  A plain loop, `outputs = model(...)`, keeps them and a cache: {kept} reserved.",
+                "  This is for a loop that keeps neither outputs nor loss, such as Trainer's.",
+                f"  A plain loop with `outputs = model(...)` keeps them, and reserves {kept}.",
                 "  Write `loss = model(...).loss`, end each step with `del loss`, and set",
                 "  `model.config.use_cache = False`.",
             ]

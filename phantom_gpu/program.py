@@ -23,7 +23,7 @@ import torch
 
 from gpumem.costs import tensors_in
 from phantom_gpu.allocator_history import is_librarys, line_of
-from phantom_gpu.kept_outputs import SMALL_BYTES, free, kept_names
+from phantom_gpu.kept_outputs import SMALL_BYTES, kept_names
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
@@ -52,7 +52,7 @@ class Call:
     """A call at a place, before it runs.
 
     Attributes:
-        kind: what is made: a class, or the function.
+        kind: what is made: a class, or the function; of a pass, the frame that calls the model.
         named: its arguments, by name.
         after: each takes what was made, and may return what the program gets for it.
     """
@@ -298,7 +298,7 @@ class Program:
             self._passes_at(frame, self.models[type(model).__name__].quantized)
 
     def _passes_at(self, frame: FrameType, quantized: bool) -> None:
-        """Note what a loop keeps until a pass that begins now has ended, and free it if tried."""
+        """Note what a loop keeps until a pass that begins now has ended; make what is tried."""
         place = Place(PASS, line_of(frame))
         if place not in self.calls and self._passes < PASSES_LOOKED_AT:
             self._passes += 1
@@ -306,8 +306,9 @@ class Program:
             names = kept_names(frame, least_bytes=0 if quantized else SMALL_BYTES)
             if names:
                 self.calls[place] = {"names": names}
-        if place in self._trials and place in self.calls:
-            free(frame, self.calls[place]["names"])
+        if place in self.calls:
+            for change in self._trials.get(place, ()):
+                change(Call(frame, self.calls[place]), self)
 
     def steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that ``optimizer`` makes a step."""

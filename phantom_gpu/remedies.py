@@ -22,6 +22,7 @@ import torch
 from gpumem.estimation.known_techniques import KNOWN
 from gpumem.estimation.recipe import LORA_RANK
 from gpumem.estimation.techniques import OPTIMIZERS
+from phantom_gpu.kept_outputs import free
 from phantom_gpu.program import (
     Call,
     ModelFacts,
@@ -196,8 +197,7 @@ def _freed(program: Program, place: Place, _: str) -> str:
     return " = ".join((*program.calls[place]["names"], "None"))
 
 
-#: `Program` itself does it, since each pass is one of its places.
-_FREES = Way(lambda *_: None, {"before": _freed})
+_FREES = Way(lambda call, _: free(call.kind, call.named["names"]), {"before": _freed})
 
 
 # --- the forward pass -----------------------------------------------------------------------------

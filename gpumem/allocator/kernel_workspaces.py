@@ -4,15 +4,15 @@ Softmax's backward multiplies gradient and result into a tensor of its own befor
 A mean loss first computes the loss of each element. Scattering into a mask counts what is before
 each place. Group norm computes a scale and a shift for every channel of every image. Drawing from a
 distribution divides it by random numbers. ``unfold`` first makes room for as much as it reads. The
-gradient of distances is first that of each pair. ``isin`` compares each pair. Sums, sorts and
-attention have modules of their own.
+gradient of distances is first that of each pair. ``isin`` compares each pair. A number that a
+tensor is the power of becomes a tensor. Sums, sorts and attention have modules of their own.
 
 Sources, in PyTorch's ``aten/src/ATen/native/cuda``: ``softmax_backward_cuda_out`` in
 ``SoftMax.cu``; ``launch_masked_scatter_kernel`` in ``IndexKernel.cu``;
 ``GroupNormKernelImplInternal`` and ``GroupNormBackwardKernelImplInternal`` in
 ``group_norm_kernel.cu``; ``multinomial_out`` in ``../Distributions.cpp``;
 ``im2col_cuda`` in ``Im2Col.cu``; ``_pdist_backward`` in ``../Distance.cpp``;
-``isin_default_kernel_gpu`` in ``TensorCompare.cpp``.
+``isin_default_kernel_gpu`` in ``TensorCompare.cpp``; ``pow_Scalar_out`` in ``../Pow.cpp``.
 
 Limits: GPUs with memory of their own. What a kernel takes before its results is logged after them.
 """
@@ -35,9 +35,10 @@ def kernel_workspaces(
 ) -> list[Change]:
     """Return what the operator takes and frees on ``gpu``; nothing if it runs on the host."""
     rule = _RULES.get(func)
-    if rule is None or gpu.unified or args[0].device.index is None:
+    if rule is None or gpu.unified:
         return []
-    return rule(gpu, *args, **kwargs)
+    first = next(each for each in args if isinstance(each, torch.Tensor))
+    return [] if first.device.index is None else rule(gpu, *args, **kwargs)
 
 
 def _first_again(gpu: Gpu, first: torch.Tensor, *_: Any, **__: Any) -> list[Change]:
@@ -106,8 +107,13 @@ def _isin(gpu: Gpu, elements: torch.Tensor, wanted: torch.Tensor, **_: Any) -> l
     return held(elements.numel() * wanted.numel(), elements.numel())
 
 
+def _power_of_number(gpu: Gpu, base: float, exponent: torch.Tensor, **_: Any) -> list[Change]:
+    return [] if base == 1 else held(torch.tensor(base).itemsize)
+
+
 _RULES = {
     aten.isin.Tensor_Tensor: _isin,
+    aten.pow.Scalar: _power_of_number,
     aten._softmax_backward_data.default: _first_again,
     aten.mse_loss.default: _mean_loss,
     aten.smooth_l1_loss.default: _mean_loss,

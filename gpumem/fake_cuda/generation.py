@@ -11,6 +11,7 @@ are refused.
 """
 
 import importlib
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,24 +27,30 @@ _ANSWERS = {
 GENERATION = "transformers.generation."
 
 
+def _no_tensor() -> None:
+    """Stand for a reference to none."""
+
+
 class Generation:
     """What `generate` is told. ``finished``: whether the rows have the length asked for."""
 
     def __init__(self) -> None:
         self.finished = False
-        self._asked_of: tuple[Any, bool] = (None, False)
+        self._asked_of: tuple[Any, bool] = (_no_tensor, False)
 
     def saw(self, func: Any, args: tuple, out: Any) -> None:
         """Note that an operator gave ``out`` for ``args``, which may be asked for next."""
         if func is torch.ops.aten.eq.Scalar and hasattr(args[0], "has_padding"):
             out.has_padding = True
         if func in _ANSWERS:
-            self._asked_of = out, _ANSWERS[func] and not hasattr(args[0], "has_padding")
+            # A strong reference would keep the tensor in memory for longer than `generate` does.
+            answer = _ANSWERS[func] and not hasattr(args[0], "has_padding")
+            self._asked_of = weakref.ref(out), answer
 
     def answer(self, tensor: torch.Tensor) -> bool | None:
         """Return what the library is told of ``tensor``; None where that is not known."""
-        (known, answer), self._asked_of = self._asked_of, (None, False)
-        if known is tensor:
+        (known, answer), self._asked_of = self._asked_of, (_no_tensor, False)
+        if known() is tensor:
             return answer
         # Is a token padding? Are all rows finished?
         answer, self.finished = self.finished, False

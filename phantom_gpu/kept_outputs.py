@@ -1,7 +1,8 @@
 """What a loop keeps of one forward pass until the next has returned: ``outputs = model(...)``.
 
-Such a name holds the logits, and ``loss`` what its graph still has, while the next pass makes its
-own. Setting both to None in the line before the call frees them at no cost.
+Such a name holds the logits through backward and while the next pass makes its own, and ``loss``
+what its graph still has then. Set to None in the line before ``backward()``, or before the call of
+the model, they are freed at no cost.
 
 Limits: a loop in a file whose text is there; names of the frame that calls the model.
 """
@@ -9,7 +10,7 @@ Limits: a loop in a file whose text is there; names of the frame that calls the 
 import ast
 import ctypes
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,32 +27,84 @@ def names_to_free(text: str, line: int) -> tuple[str, ...]:
     Empty where the line is in no loop, in a branch of one, shares it with other code, or cannot be
     parsed.
     """
+    _, loop, begin = _parsed(text, line)
+    if begin is None:
+        return ()
+    loads = list(_loads(loop))
+    found: dict[str, bool] = {}
+    for node, target in _assigned(loop):
+        if node.lineno >= begin.lineno:
+            read = any(name == target and at <= node.end_lineno for name, at in loads)
+            found.setdefault(target, not read)
+    return tuple(name for name, may_be_none in found.items() if may_be_none)
+
+
+def names_to_drop(text: str, line: int) -> tuple[str, ...]:
+    """Return the names that a loop's body assigns in any case above the statement at ``line``, and
+    that nothing reads from there on: they may be None when that statement begins.
+
+    Empty in the cases of `names_to_free`, and where another function may read them.
+    """
+    tree, loop, begin = _parsed(text, line)
+    if begin is None:
+        return ()
+    loads = list(_loads(_scope(tree, loop)))
+    shared = {name for node in ast.walk(tree) for name in _shared(node)}
+    found: dict[str, int] = {}
+    for node, target in _assigned(loop):
+        if node.lineno < begin.lineno:
+            found.setdefault(target, node.end_lineno)
+
+    def is_read_elsewhere(name: str) -> bool:
+        return any(not found[name] < at < begin.lineno for each, at in loads if each == name)
+
+    return tuple(name for name in found if name not in shared and not is_read_elsewhere(name))
+
+
+def _parsed(text: str, line: int) -> tuple[ast.AST, ast.stmt | None, ast.stmt | None]:
+    """Return a text's tree, the innermost loop at ``line`` and the statement there that it runs in
+    any case, if that has its line for itself."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return ()
-    found: tuple[str, ...] = ()
-    for loop in ast.walk(tree):  # inner ones come later
-        if isinstance(loop, ast.For | ast.While) and _has(loop, line):
-            found = _assigned_first(loop, text, line)
-    return found
+        return ast.Module([], []), None, None
+    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While) and _has(n, line)]
+    if not loops:
+        return tree, None, None
+    loop = loops[-1]  # inner ones come later
+    begin = next((node for node in _in_any_case(loop.body) if _has(node, line)), None)
+    if isinstance(begin, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        begin = None  # its own names are others
+    if begin and text.splitlines()[begin.lineno - 1].encode()[: begin.col_offset].strip():
+        begin = None
+    return tree, loop, begin
 
 
-def _assigned_first(loop: ast.For | ast.While, text: str, line: int) -> tuple[str, ...]:
-    statements = list(_in_any_case(loop.body))
-    begin = next((node for node in statements if _has(node, line)), None)
-    if begin is None or text.splitlines()[begin.lineno - 1].encode()[: begin.col_offset].strip():
-        return ()
-    names = [node for node in ast.walk(loop) if isinstance(node, ast.Name)]
-    loads = [(node.id, node.lineno) for node in names if isinstance(node.ctx, ast.Load)]
-    found: dict[str, bool] = {}
-    for node in statements:
-        if not isinstance(node, ast.Assign) or node.lineno < begin.lineno:
-            continue
-        for target in _targets(node):
-            read = any(name == target.id and at <= node.end_lineno for name, at in loads)
-            found.setdefault(target.id, not read)
-    return tuple(name for name, may_be_none in found.items() if may_be_none)
+def _assigned(loop: ast.For | ast.While) -> Iterator[tuple[ast.Assign, str]]:
+    """Yield each name that a turn of a loop assigns in any case, with the statement."""
+    for node in _in_any_case(loop.body):
+        if isinstance(node, ast.Assign):
+            parts = [part for each in node.targets for part in getattr(each, "elts", [each])]
+            yield from ((node, part.id) for part in parts if isinstance(part, ast.Name))
+
+
+def _loads(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each name that is read, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node.lineno
+
+
+def _scope(tree: ast.AST, loop: ast.stmt) -> ast.AST:
+    """Return the innermost function that has a loop, or all there is."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return next((n for n in reversed(functions) if _has(n, loop.lineno)), tree)
+
+
+def _shared(node: ast.AST) -> list[str]:
+    return node.names if isinstance(node, ast.Global | ast.Nonlocal) else []
 
 
 def _in_any_case(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -67,22 +120,23 @@ def _has(node: ast.AST, line: int) -> bool:
     return node.lineno <= line <= node.end_lineno
 
 
-def _targets(node: ast.Assign) -> list[ast.Name]:
-    targets = [part for target in node.targets for part in getattr(target, "elts", [target])]
-    return [target for target in targets if isinstance(target, ast.Name)]
-
-
-def kept_names(frame: FrameType, *, least_bytes: int = SMALL_BYTES) -> tuple[str, ...]:
-    """Return those of `names_to_free` at a frame's line that hold results of an earlier pass on a
-    GPU; none if these have fewer than ``least_bytes``."""
+def kept_names(
+    frame: FrameType,
+    names: Callable[[str, int], tuple[str, ...]],
+    *,
+    but: Container[str] = (),
+    least_bytes: int = SMALL_BYTES,
+) -> tuple[str, ...]:
+    """Return those of ``names`` at a frame's line, but some, that hold results of a pass on a GPU;
+    none if these have fewer than ``least_bytes``."""
     text = "".join(linecache.getlines(frame.f_code.co_filename))
     variables = frame.f_locals
     held: dict[str, int] = {}
-    for name in names_to_free(text, frame.f_lineno):
+    for name in names(text, frame.f_lineno):
         results = [
             t for t in tensors_in(variables.get(name)) if t.is_cuda and t.grad_fn is not None
         ]
-        if results:
+        if results and name not in but:
             held[name] = sum(tensor.untyped_storage().nbytes() for tensor in results)
     _forget_copy(frame, variables)
     return tuple(held) if sum(held.values()) >= least_bytes else ()

@@ -13,7 +13,7 @@ import inspect
 import operator
 import sys
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -23,10 +23,11 @@ import torch
 
 from gpumem.costs import tensors_in
 from phantom_gpu.allocator_history import is_librarys, line_of
-from phantom_gpu.kept_outputs import SMALL_BYTES, kept_names
+from phantom_gpu.kept_outputs import SMALL_BYTES, kept_names, names_to_drop, names_to_free
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
+    BACKWARD,
     CUDA,
     DDP,
     LIGHTNING,
@@ -42,7 +43,7 @@ from phantom_gpu.report_records import (
 
 Note = Callable[[str, Exception], None]
 _BETWEEN = ("auto_factory.py", __file__)
-#: The second pass finds what the first one left, unless the model is called otherwise, too.
+#: The second forward pass finds what the first one left, unless the model is called otherwise, too.
 PASSES_LOOKED_AT = 8
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DDP, torch.compile, FSDP
 
@@ -52,7 +53,8 @@ class Call:
     """A call at a place, before it runs.
 
     Attributes:
-        kind: what is made: a class, or the function; of a pass, the frame that calls the model.
+        kind: what is made: a class, or the function; of a pass, the frame that calls the model or
+            ``backward``.
         named: its arguments, by name.
         after: each takes what was made, and may return what the program gets for it.
     """
@@ -119,7 +121,7 @@ class Program:
         self.recomputes = False
         self.stepped: dict[Place, torch.optim.Optimizer] = {}
         self._last_loader: Place | None = None
-        self._passes = 0
+        self._passes: Counter[str] = Counter()  # looked at, by the kind of place
         self._loaders_of: dict[int, Place] = {}  # by what they read, as Accelerate makes its own
         self._inside: set[int] = set()
         self._changes = False  # whether a change is being made now
@@ -291,24 +293,35 @@ class Program:
         known = self.models.get(type(model).__name__)
         if known is None or (model.training and not known.training):
             self.models[type(model).__name__] = self._facts(module, model, inputs)
-        frame: FrameType | None = sys._getframe(1)
+        # A graph of 8-bit layers keeps each one's input as long as the loss lives.
+        least_bytes = 0 if self.models[type(model).__name__].quantized else SMALL_BYTES
+        self._passes_at(PASS, names_to_free, least_bytes)
+
+    def goes_back(self) -> None:
+        """Note that a backward pass begins, of no recomputation."""
+        self._passes_at(BACKWARD, names_to_drop, SMALL_BYTES)
+
+    def _passes_at(self, kind: str, names: Callable, least_bytes: int) -> None:
+        """Note what a loop keeps of a pass although nothing reads it; make what is tried."""
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and is_librarys(frame.f_code.co_filename):
             frame = frame.f_back
-        if frame is not None:
-            self._passes_at(frame, self.models[type(model).__name__].quantized)
-
-    def _passes_at(self, frame: FrameType, quantized: bool) -> None:
-        """Note what a loop keeps until a pass that begins now has ended; make what is tried."""
-        place = Place(PASS, line_of(frame))
-        if place not in self.calls and self._passes < PASSES_LOOKED_AT:
-            self._passes += 1
-            # A graph of 8-bit layers keeps each one's input as long as the loss lives.
-            names = kept_names(frame, least_bytes=0 if quantized else SMALL_BYTES)
-            if names:
-                self.calls[place] = {"names": names}
+        if frame is None:
+            return
+        place = Place(kind, line_of(frame))
+        if place not in self.calls and self._passes[kind] < PASSES_LOOKED_AT:
+            self._passes[kind] += 1
+            dropped = self._names_at(BACKWARD) if kind == PASS else ()
+            if found := kept_names(frame, names, but=dropped, least_bytes=least_bytes):
+                self.calls[place] = {"names": found}
         if place in self.calls:
             for change in self._trials.get(place, ()):
                 change(Call(frame, self.calls[place]), self)
+
+    def _names_at(self, kind: str) -> tuple[str, ...]:
+        """Return the names that are freed at the first place of a kind."""
+        place = self.first(kind)
+        return self.calls[place]["names"] if place else ()
 
     def steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that ``optimizer`` makes a step."""

@@ -34,6 +34,7 @@ from phantom_gpu.program import (
 from phantom_gpu.report_records import (
     ACCELERATOR,
     ARGUMENTS,
+    BACKWARD,
     CUDA,
     DDP,
     ENVIRONMENT,
@@ -536,7 +537,11 @@ def _stores_activations(program: Program, model: ModelFacts) -> bool:
 
 
 REMEDIES = (
-    Remedy("freed-outputs", lambda program, _: program.first(PASS) is not None, ({PASS: _FREES},)),
+    Remedy(
+        "freed-outputs",
+        lambda *_: True,  # where there is such a place
+        ({BACKWARD: _FREES, PASS: _FREES}, {BACKWARD: _FREES}, {PASS: _FREES}),
+    ),
     Remedy(
         "expandable-segments",
         lambda *_: "expandable_segments" not in os.environ.get(ALLOCATOR_VARIABLE, ""),

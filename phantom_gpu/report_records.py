@@ -15,8 +15,8 @@ from gpumem.trace import WITHOUT_GRADIENTS, Phase, Timeline
 ARGUMENTS, LOADED, MOVED, CUDA, OPTIMIZER, LOADER, DDP = (
     "arguments", "loaded", "moved", "cuda", "optimizer", "loader", "ddp",
 )  # fmt: skip
-ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT, PASS = (
-    "accelerator", "lightning", "trl", "model", "environment", "pass",
+ACCELERATOR, LIGHTNING, TRL, MODEL, ENVIRONMENT, PASS, BACKWARD = (
+    "accelerator", "lightning", "trl", "model", "environment", "pass", "backward",
 )  # fmt: skip
 
 ENDED_WELL = ("finished", "stopped")

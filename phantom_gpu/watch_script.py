@@ -391,6 +391,7 @@ class Watch:
     def _before_backward(self, caller: FrameType, roots: tuple) -> None:
         if torch._C._current_graph_task_id() == -1:  # not one of a checkpoint, within another
             self._end_own_update()
+            self.program.goes_back()
         self.backward_line = line_of(caller)
         self._enter(Phase.BACKWARD)
         hooks = []

@@ -12,7 +12,7 @@ from gpumem.inputs import InputError
 from gpumem.units import MIB
 from phantom_gpu.fix import fix, orders
 from phantom_gpu.largest import largest
-from phantom_gpu.report_records import Effect
+from phantom_gpu.report_records import BACKWARD, PASS, Effect
 from phantom_gpu.run_script import run_program
 from phantom_gpu.write_edits import written
 
@@ -288,15 +288,27 @@ def test_each_remedy_of_a_library_takes_what_the_script_with_its_lines_takes(
     assert offered <= check_each(found, rerun)
 
 
-@pytest.mark.parametrize("text", [TUTORIAL, IN_A_FUNCTION], ids=["script", "function"])
-def test_what_a_loop_keeps_of_a_pass_is_freed_before_the_next(run, text):
+@pytest.mark.parametrize(
+    ("text", "kind", "line"),
+    [
+        (TUTORIAL, BACKWARD, "outputs = None"),
+        (IN_A_FUNCTION, BACKWARD, "outputs = None"),
+        # What is read after backward can only be freed before the next forward pass.
+        (TUTORIAL + "    print(outputs.loss)\n", PASS, "outputs = loss = None"),
+    ],
+    ids=["script", "function", "printed"],
+)
+def test_what_a_loop_keeps_of_a_pass_is_freed(run, text, kind, line):
     plain, _ = run(text)
     [offer] = [each for each in plain.answers[0].remedies if each.name == "freed-outputs"]
-    assert [(edit.how, edit.code) for edit in offer.edits] == [("before", "outputs = loss = None")]
+    assert [(e.place.kind, e.how, e.code) for e in offer.edits] == [(kind, "before", line)]
     tried, _ = run(text, trials=orders([offer]))
     mended, _ = run(written(text, [offer]))
     assert tried.peak_reserved_bytes == mended.peak_reserved_bytes
     assert tried.peak_reserved_bytes < 0.9 * plain.peak_reserved_bytes
+    allocated, before = (each.answers[0].gpus[0].peak_allocated_bytes for each in (tried, plain))
+    logits_bytes = 4 * 1024 * 50257 * 2
+    assert (before - allocated > 0.99 * logits_bytes) == (kind == BACKWARD)
     assert "freed-outputs" not in [each.name for each in mended.answers[0].remedies]
 
 

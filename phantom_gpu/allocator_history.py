@@ -194,10 +194,11 @@ class Mark(NamedTuple):
 
 
 class FailedEntry(NamedTuple):
-    """A request that the GPU could not serve, the stack that made it, innermost first, and how
-    many events were kept before."""
+    """A request that the GPU could not serve, what was reserved then, the stack that made it,
+    innermost first, and how many events were kept before."""
 
     nbytes: int
+    reserved_bytes: int
     tag: Tag
     frames: list[dict[str, Any]]
     event: int
@@ -312,7 +313,8 @@ class History:
                 self.reserved_bytes -= nbytes
             elif action == "oom":
                 frames = entry.get("frames", [])
-                self.failures.append(FailedEntry(nbytes, tag, frames, len(self._events)))
+                failed_entry = nbytes, self.reserved_bytes, tag, frames, len(self._events)
+                self.failures.append(FailedEntry(*failed_entry))
         for mark in reversed(waiting):
             self.classify(mark.addresses)
 

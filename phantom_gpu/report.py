@@ -186,13 +186,14 @@ class FitReport:
         if self.out_of_memory:
             answer, gpu = self.worst()
             asked = format_bytes(gpu.failed.nbytes) if gpu.failed else "more memory"
+            held = gpu.failed.reserved_bytes if gpu.failed else gpu.peak_reserved_bytes
             when = gpu.failed.when if gpu.failed else gpu.allocated_at
             survived = answer.ended != "out of memory"
             sharing = [each for of, each in self.by_gpu() if of is not answer]
             others = sum(g.peak_reserved_bytes for g in sharing if g.index == gpu.index)
             return (
                 f"It does not fit {where}: in {when}, it asked for {asked} when "
-                f"{format_bytes(gpu.peak_reserved_bytes)} of {room} were reserved."
+                f"{format_bytes(held)} of {room} were reserved."
                 + f" Other processes held up to {format_bytes(others)} of GPU {gpu.index}."
                 * bool(others)
                 + " The program caught the error and went on without." * survived

@@ -83,10 +83,11 @@ class PassesAlive:
 
 @dataclass(frozen=True)
 class FailedRequest:
-    """A request that the GPU could not serve; ``stack`` are the innermost line of code outside
-    PyTorch, and then the user's own, the innermost first."""
+    """A request that the GPU could not serve, and what was reserved then; ``stack`` are the
+    innermost line of code outside PyTorch, and then the user's own, the innermost first."""
 
     nbytes: int
+    reserved_bytes: int
     when: When
     stack: list[str]
 

@@ -150,6 +150,8 @@ import torch
 def build():
     return torch.empty(20 << 30, dtype=torch.uint8, device="cuda")
 
+for gib in 10, 12:  # freed, and given back for the next
+    torch.empty(gib << 30, dtype=torch.uint8, device="cuda")
 blocks = [build(), build()]
 """
 
@@ -159,8 +161,9 @@ def test_out_of_memory_is_no_with_the_request_and_the_scripts_own_lines(run):
     assert verdict.fits is False
     assert verdict.answers[0].ended == "out of memory"
     failed = verdict.answers[0].gpus[0].failed
-    assert failed.nbytes == 20 * GIB
-    assert [line.rpartition(":")[2] for line in failed.stack] == ["5", "7"]
+    assert failed.nbytes == failed.reserved_bytes == 20 * GIB
+    assert verdict.peak_reserved_bytes == 22 * GIB
+    assert [line.rpartition(":")[2] for line in failed.stack] == ["5", "9"]
     assert "it asked for 20.0 GiB when 20.0 GiB of 23.0 GiB were reserved" in str(verdict)
 
 

@@ -147,7 +147,7 @@ def phantom_verdict(*, ranks=1, text="train.py", **changed):
         holders=[Holder(48 * MIB, 6, "weights", text, text, text)],
         retries=1,
         errors=1,
-        failed=FailedRequest(2 * GIB, when, [text]),
+        failed=FailedRequest(2 * GIB, 22 * GIB, when, [text]),
         growth_bytes=MIB,
         growth=[Holder(MIB, 1, "activations", text, text, text)],
         record=DrawnRecord(line, segments, "after the update of step 2"),

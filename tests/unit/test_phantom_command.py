@@ -115,7 +115,7 @@ GPU = GpuReport(
     growth_bytes=0,
     growth=[],
 )
-FULL = replace(GPU, errors=1, failed=FailedRequest(2 * GIB, AT, ["/home/me/train.py:9"]))
+FULL = replace(GPU, errors=1, failed=FailedRequest(2 * GIB, 22 * GIB, AT, ["/home/me/train.py:9"]))
 ANSWER = ProcessReport("train.py", 0, "finished", "", [], 2, [GPU])
 
 
@@ -127,7 +127,7 @@ def verdict(*answers, budget_bytes=14 * GIB, **how):
     ("change", "how", "fits", "sentence"),
     [
         ({}, {"budget_bytes": GIB}, False, "It does not fit a phantom NVIDIA T4: 4.00 GiB"),
-        ({"gpus": [FULL]}, {}, False, "were reserved. The program caught the error and went on"),
+        ({"gpus": [FULL]}, {}, False, "22.0 GiB of 14.0 GiB were reserved. The program caught the error and went on"),
         ({"gpus": [replace(FULL, failed=None)]}, {}, False, "it asked for more memory when"),
         ({"ended": ""}, {"returncode": -9}, None, "it ended with exit code -9, without a word"),
         ({"ended": "interrupted"}, {"interrupted": True, "returncode": 1}, None, "interrupted"),

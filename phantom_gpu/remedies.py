@@ -644,7 +644,7 @@ REMEDIES = (
         "lora",
         _trains_a_pretrained_model,
         (
-            {TRL: Way(_lora_for_trl, {"arguments": lambda *_: f"peft_config={_LORA}"})},
+            {TRL: Way(_lora_for_trl, {"arguments": lambda *_: f"peft_config=peft.{_LORA}"})},
             {LOADED: Way(_lora, {"after": _lora_code})},
         ),
         excludes=("8bit-adam", "adafactor", "step-in-backward", "bf16"),

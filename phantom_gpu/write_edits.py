@@ -44,7 +44,7 @@ _CALLED = {
 #: Methods that return what they are called on.
 _SAME = ("to", "cuda", "train", "eval", "float", "half", "bfloat16", "requires_grad_")
 #: Names that the code of edits begins with.
-_PACKAGES = {"bitsandbytes", "torch", "transformers"}
+_PACKAGES = {"bitsandbytes", "peft", "torch", "transformers"}
 
 
 class _Change(NamedTuple):

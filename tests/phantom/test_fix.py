@@ -250,7 +250,7 @@ def test_a_librarys_own_arguments_are_changed(run, text, kinds):
 
 
 def check_each(found, rerun):
-    assert [trial.names for trial in found.alone if trial.failure] == []
+    assert [(trial.names, trial.failure) for trial in found.alone if trial.failure] == []
     for trial in found.alone:
         assert rerun(trial).peak_reserved_bytes == trial.reserved_bytes, trial.names
     return {trial.remedies[0].name for trial in found.alone}

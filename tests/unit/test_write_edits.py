@@ -3,6 +3,7 @@
 import pytest
 
 from gpumem.inputs import InputError
+from phantom_gpu.remedies import REMEDIES
 from phantom_gpu.report_records import Edit, Effect, Offer, Place
 from phantom_gpu.write_edits import missing_imports, variable, written
 
@@ -102,3 +103,6 @@ def test_what_is_not_imported_is_said():
     assert missing_imports("import bitsandbytes", [edit]) == []
     [edit] = offer(("loaded", "x.py:2", "after", "    from transformers.utils import a")).edits
     assert missing_imports("", [edit]) == []
+    way = next(remedy for remedy in REMEDIES if remedy.name == "lora").ways[0]["trl"]
+    [edit] = offer(("trl", "x.py:2", "arguments", way.codes["arguments"]())).edits
+    assert missing_imports("from peft import LoraConfig", [edit]) == ["peft"]

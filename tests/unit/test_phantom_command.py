@@ -127,7 +127,7 @@ def verdict(*answers, budget_bytes=14 * GIB, **how):
     ("change", "how", "fits", "sentence"),
     [
         ({}, {"budget_bytes": GIB}, False, "It does not fit a phantom NVIDIA T4: 4.00 GiB"),
-        ({"gpus": [FULL]}, {}, False, "22.0 GiB of 14.0 GiB were reserved. The program caught the error and went on"),
+        ({"gpus": [FULL]}, {}, False, "22.0 GiB of 14.0 GiB were reserved. The program"),
         ({"gpus": [replace(FULL, failed=None)]}, {}, False, "it asked for more memory when"),
         ({"ended": ""}, {"returncode": -9}, None, "it ended with exit code -9, without a word"),
         ({"ended": "interrupted"}, {"interrupted": True, "returncode": 1}, None, "interrupted"),

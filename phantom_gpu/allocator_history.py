@@ -163,12 +163,17 @@ def line_of(frame: FrameType | None) -> str:
     outside = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not is_librarys(file):
+        if not is_librarys(file) and not is_written(frame):
             return f"{file}:{frame.f_lineno}"
         if not outside and not is_pytorchs(file):
             outside = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return outside
+
+
+def is_written(frame: FrameType) -> bool:
+    """Return whether a frame is of an ``__init__`` that `dataclasses` wrote."""
+    return (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "__init__")
 
 
 def without_numbers(path: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gpumem.costs import tensors_in
-from phantom_gpu.allocator_history import is_librarys, line_of
+from phantom_gpu.allocator_history import is_librarys, is_written, line_of
 from phantom_gpu.kept_outputs import SMALL_BYTES, kept_names, names_to_drop, names_to_free
 from phantom_gpu.report_records import (
     ACCELERATOR,
@@ -380,9 +380,8 @@ def _is_between(frame: FrameType) -> bool:
     """Return whether a frame only passes a call on: of an ``__init__`` that `dataclasses` wrote, of
     transformers' classes that choose another, or one of ours."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
-    written = file == "<string>" and name == "__init__"
     moves = name in ("to", "cuda") and is_librarys(file)  # transformers' models have their own
-    return written or moves or file.endswith(_BETWEEN)
+    return is_written(frame) or moves or file.endswith(_BETWEEN)
 
 
 def _named(signature: inspect.Signature, given: tuple, options: dict[str, Any]) -> dict[str, Any]:

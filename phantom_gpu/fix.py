@@ -291,15 +291,24 @@ class _Search:
         workers = 1 if self.asked["gpus"] > 1 else min(2, os.cpu_count() or 1)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             waiting = [pool.submit(self._try, (offer,)) for offer in offers]
+            again = []
             try:
-                for number, done in enumerate(concurrent.futures.as_completed(waiting), 1):
+                for done in concurrent.futures.as_completed(waiting):
                     trial = done.result()
-                    self.alone.append(trial)
-                    self._say(f"{number} of {len(offers)}", trial)
+                    if trial.failure and workers > 1:
+                        again.append(trial.remedies)
+                    else:
+                        self._tried_alone(trial, len(offers))
             except BaseException:
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)
                 raise
+        for remedies in again:  # it may have read a file that the other program was writing
+            self._tried_alone(self._try(remedies), len(offers))
+
+    def _tried_alone(self, trial: Trial, of: int) -> None:
+        self.alone.append(trial)
+        self._say(f"{len(self.alone)} of {of}", trial)
 
     def _mildest(self) -> Trial | None:
         """Return the trial to choose of those that fit: one remedy that neither trains otherwise

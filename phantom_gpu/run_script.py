@@ -186,7 +186,7 @@ def _progress(folder: Path) -> str:
         return ""
     steps = max(answer.steps for answer in answers)
     most = max((g.peak_reserved_bytes for answer in answers for g in answer.gpus), default=0)
-    return f"{steps} steps, {format_bytes(most)} reserved at most"
+    return f"{steps} step{'s' * (steps != 1)}, {format_bytes(most)} reserved at most"
 
 
 def _cpu_seconds(process: subprocess.Popen) -> float:

@@ -123,9 +123,10 @@ def test_padding_takes_a_mask_and_the_kernels_without_one():
     more_bytes = padded.peak_allocated_bytes - plain.peak_allocated_bytes
     assert mask_bytes <= more_bytes + plain.parts["activations"]
     assert more_bytes > mask_bytes // 2
-    assert "see --padded" in str(plain)
-    assert "see --padded" not in str(padded)
-    assert "see --padded" not in str(serve(users=1))
+    few = LlamaConfig(**TINY.to_dict() | {"num_hidden_layers": 1, "max_position_embeddings": 150})
+    assert "see --padded" in str(serve(few))
+    assert "see --padded" not in str(serve(few, padded=True))
+    assert "see --padded" not in str(serve(few, users=1))
 
 
 def test_more_positions_than_the_model_was_made_for_are_named():

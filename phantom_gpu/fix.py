@@ -36,6 +36,7 @@ LEAST_SAVED = 0.02  # of what the script reserves; less is not worth a change
 #: segment in the fifth.
 LEAST_STEPS = 6
 EXPANDABLE = "expandable-segments"
+NO_SPARE = f"Less than {MARGIN:.0%} is to spare, and no remedy leaves that much."
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class Fix:
         if self.interrupted:
             return f"{first} It was interrupted. So far:"
         if self.chosen is None and self.first.fits:
-            return f"{first} Nothing needs to be changed."
+            spare = "" if _fits_in(self.room_bytes, self.plain) else NO_SPARE
+            return f"{first} {spare or 'Nothing needs to be changed.'}"
         if self.chosen is None:
             smallest = min((self.plain, *self.alone, *self.together), key=_size)
             least = format_bytes(smallest.reserved_bytes)
@@ -139,9 +141,9 @@ class Fix:
 
     def sections(self) -> list[Section]:
         """Return all parts but the headline."""
-        found = []
         if self.plain is None:
             return self.first.sections(5)
+        found = self.first.mistakes_named()
         need = format_bytes(self.plain.reserved_bytes)
         if self.helpful:
             title = f"As it is, the script reserves {need}. With one remedy alone it reserves"
@@ -273,7 +275,8 @@ class _Search:
     def run(self, first: FitReport) -> None:
         """Try each remedy alone, then several, until one choice fits with room to spare."""
         offers = first.worst()[0].remedies
-        if first.fits:
+        # Short of memory, PyTorch gives its cache back, and reserves less than trials with room do.
+        if first.fits and not any(gpu.retries for _, gpu in first.by_gpu()):
             self.plain = _trial((), first)
         else:
             self.report(f"what it needs, on a GPU with {ROOMY} times the memory")
@@ -352,7 +355,7 @@ class _Search:
         return trial
 
     def _fits(self, trial: Trial) -> bool:
-        return not trial.failure and trial.reserved_bytes <= self.room_bytes
+        return _fits_in(self.room_bytes, trial)
 
     def _try_several(self, offers: Sequence[Offer]) -> Trial:
         names = {offer.name for offer in offers}
@@ -401,6 +404,10 @@ def _trial(offers: tuple[Offer, ...], report: FitReport) -> Trial:
     answer, gpu = report.worst()
     seconds = report.least_seconds(answer)
     return Trial(offers, report.peak_reserved_bytes, gpu.peak_allocated_bytes, seconds)
+
+
+def _fits_in(room_bytes: int, trial: Trial) -> bool:
+    return not trial.failure and trial.reserved_bytes <= room_bytes
 
 
 def _size(trial: Trial) -> float:

@@ -22,7 +22,8 @@ SMALL_BYTES = 1 << 20
 
 def names_to_free(text: str, line: int) -> tuple[str, ...]:
     """Return the names that a loop's body assigns in any case at the statement at ``line``, or
-    below it, and that nothing reads before: they may be None when that statement begins.
+    below it, and that nothing reads before: they may be None when that statement begins. A loop
+    that may end in between leaves them for what comes after it.
 
     Empty where the line is in no loop, in a branch of one, shares it with other code, or cannot be
     parsed.
@@ -31,11 +32,13 @@ def names_to_free(text: str, line: int) -> tuple[str, ...]:
     if begin is None:
         return ()
     loads = list(_loads(loop))
+    ends = [n.lineno for n in ast.walk(loop) if isinstance(n, ast.Break | ast.Return)]
     found: dict[str, bool] = {}
     for node, target in _assigned(loop):
         if node.lineno >= begin.lineno:
             read = any(name == target and at <= node.end_lineno for name, at in loads)
-            found.setdefault(target, not read)
+            left = any(begin.lineno <= at < node.lineno for at in ends)
+            found.setdefault(target, not (read or left))
     return tuple(name for name, may_be_none in found.items() if may_be_none)
 
 

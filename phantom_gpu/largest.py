@@ -21,6 +21,8 @@ from phantom_gpu.run_script import run_program
 MOST = 1 << 24
 CLOSE = 32  # a gap of this part of a value is not looked into
 BAR = 30
+#: The second step has the optimizer's states beside the activations.
+TELLING_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class _Search:
     report: Callable[[str], None]
     options: dict[str, Any]
     tried: dict[int, Tried] = field(default_factory=dict)
+    made: int = 0  # training steps with the first value
 
     def run(self, start: int) -> None:
         """Try twice the value, and again, until it does not fit; then halve the gap."""
@@ -171,13 +174,16 @@ class _Search:
     def _fits(self, value: int) -> bool | None:
         self.words[self.index] = f"{self.prefix}{value}"
         found = run_program(self.words, steps=self.steps, **self.options)
+        made = max((answer.steps for answer, _ in found.by_gpu()), default=0)
         if not self.tried and found.by_gpu():
-            self.steps = length_of_trials(found, self.steps)
-        failure = found.headline() if found.fits is None else ""
-        self.tried[value] = Tried(value, found.peak_reserved_bytes, found.fits, failure)
+            self.steps, self.made = length_of_trials(found, self.steps), made
+        fits, failure = found.fits, found.headline() if found.fits is None else ""
+        if fits and made < min(self.made, TELLING_STEPS):  # the data do not fill a batch, for one
+            fits, failure = None, f"No answer: {made} training steps, too few to tell."
+        self.tried[value] = Tried(value, found.peak_reserved_bytes, fits, failure)
         said = failure or f"{format_bytes(found.peak_reserved_bytes)} reserved"
-        self.report(f"{self.argument} {value}: {'fits' if found.fits else 'does not fit'}, {said}")
-        return found.fits
+        self.report(f"{self.argument} {value}: {'fits' if fits else 'does not fit'}, {said}")
+        return fits
 
     def curve(self) -> Curve:
         """Return what is known."""

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpumem.costs import tensors_in
 from phantom_gpu.allocator_history import is_librarys, is_written, line_of
@@ -80,6 +81,7 @@ class ModelFacts:
         training: whether it is in training mode. What transformers loads is not, and trains so.
         parallel: whether FSDP, DeepSpeed or a tensor of several ranks holds its weights.
         whole_numbers: whether its inputs are.
+        batch_norms: whether it keeps running statistics of its batches.
         made: where it was loaded, moved to the GPU, or both.
     """
 
@@ -98,6 +100,7 @@ class ModelFacts:
     training: bool
     parallel: bool
     whole_numbers: bool
+    batch_norms: bool
     made: tuple[Place, ...]
     parameters: int
 
@@ -120,6 +123,10 @@ class Program:
         self.trained_from: Place | None = None
         self.recomputes = False
         self.stepped: dict[Place, torch.optim.Optimizer] = {}
+        #: Lines that make several optimizers, or loaders of several batch sizes.
+        self.several: set[Place] = set()
+        #: What a program does once a step, beside the step, and to scaled gradients.
+        self.clips = self.schedules = self.scales = False
         self._last_loader: Place | None = None
         self._passes: Counter[str] = Counter()  # looked at, by the kind of place
         self._loaders_of: dict[int, Place] = {}  # by what they read, as Accelerate makes its own
@@ -141,6 +148,7 @@ class Program:
         self.watch_class(torch.utils.data.DataLoader, LOADER)
         self._watch_batches(torch.utils.data.DataLoader)
         self.watch_class(torch.nn.parallel.DistributedDataParallel, DDP)
+        self._watch_steps()
         self._watch_moves("to", MOVED)
         self._watch_moves("cuda", CUDA)
         if any(place.kind == MODEL for place in self._trials):
@@ -213,7 +221,9 @@ class Program:
             if frame is None or (kind != ARGUMENTS and is_librarys(frame.f_code.co_filename)):
                 return None  # a library's call, to which nobody can give an argument
             place = Place(kind, line_of(frame))
-            self.calls.setdefault(place, dict(call.named))
+            first = self.calls.setdefault(place, dict(call.named))
+            if kind == LOADER and first.get("batch_size") != call.named.get("batch_size"):
+                self.several.add(place)
         except Exception as error:
             self._note("_visit", error)
             return None
@@ -268,6 +278,24 @@ class Program:
             return moved
 
         setattr(torch.nn.Module, name, move)
+
+    def _watch_steps(self) -> None:
+        """Look on at what a program does once a step, beside the step."""
+
+        def noting(owner: Any, name: str, fact: str) -> None:
+            plain = getattr(owner, name)
+
+            @functools.wraps(plain)
+            def call(*given: Any, **options: Any) -> Any:
+                setattr(self, fact, True)
+                return plain(*given, **options)
+
+            setattr(owner, name, call)
+
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            noting(torch.nn.utils, name, "clips")
+        noting(torch.optim.lr_scheduler.LRScheduler, "__init__", "schedules")
+        noting(torch.amp.GradScaler, "step", "scales")
 
     def _watch_first_pass(self) -> None:
         """Have models changed before `Module.__call__` has looked up what to call."""
@@ -326,7 +354,8 @@ class Program:
     def steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that ``optimizer`` makes a step."""
         for place in self._places_of(optimizer):
-            self.stepped.setdefault(place, optimizer)
+            if self.stepped.setdefault(place, optimizer) is not optimizer:
+                self.several.add(place)
 
     def main_model(self) -> ModelFacts | None:
         """Return the largest model that was trained, of those in training mode if there are any."""
@@ -371,6 +400,7 @@ class Program:
             training=model.training,
             parallel=sharded or "FullyShardedDataParallel" in kinds or "DeepSpeedEngine" in kinds,
             whole_numbers=whole,
+            batch_norms=any(isinstance(each, _BatchNorm) for each in model.modules()),
             made=tuple(dict.fromkeys(made)),
             parameters=numbers,
         )

@@ -9,12 +9,12 @@ Limits: half the rows needs a `DataLoader` or Trainer; the step in backward, a l
 own with one optimizer; the loss in chunks, a causal model of transformers with one output layer.
 """
 
-import functools
 import inspect
 import linecache
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -57,6 +57,9 @@ ALLOCATOR_VARIABLE, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 _ADAM = ("Adam", "AdamW")
 _ADAMS_ARGUMENTS = ("lr", "betas", "eps", "weight_decay")
+#: By the optimizer that it takes the place of: AdamW's default decays weights, and Adam's does not.
+_8BIT = {"AdamW": OPTIMIZERS["adamw8bit"], "Adam": "bitsandbytes.optim.Adam8bit"}
+_ADAFACTOR = dict.fromkeys(_ADAM, OPTIMIZERS["adafactor"])
 Change = Callable[[Any, Program], None]  # of a Call, or of a model
 Code = Callable[[Program, Place, str], str]  # with the name of the variable that it is about
 
@@ -74,12 +77,14 @@ class Way:
 class Remedy:
     """``name`` is its key in `KNOWN`, ``applies`` is asked of a program and its largest model. Each
     of ``ways`` has all changes that make the remedy, by kind of place; the most fitting is the
-    first. ``excludes`` names others that cannot be made beside it."""
+    first. ``excludes`` names others that cannot be made beside it. ``besides`` says what else this
+    model's training notices of it."""
 
     name: str
     applies: Callable[[Program, ModelFacts], bool]
     ways: tuple[dict[str, Way], ...]
     excludes: tuple[str, ...] = ()
+    besides: Callable[[ModelFacts], str] = lambda _: ""
 
 
 def offers(program: Program) -> list[Offer]:
@@ -97,7 +102,8 @@ def offers(program: Program) -> list[Offer]:
             parts = (_edit(program, model, place, *code) for code in each.codes.items())
             edits += filter(lambda edit: edit.code, parts)
         known = KNOWN[remedy.name]
-        about = remedy.name, known.name, known.effect, known.in_training
+        changes = remedy.besides(model) or known.in_training
+        about = remedy.name, known.name, known.effect, changes
         found.append(Offer(*about, tuple(edits), _excluded(remedy)))
     return found
 
@@ -126,9 +132,10 @@ def _place(program: Program, model: ModelFacts, kind: str) -> Place | None:
     if kind in (MODEL, ENVIRONMENT):
         return Place(kind, model.name if kind == MODEL else "")
     if kind == LOADER:
-        return program.trained_from
+        return None if program.trained_from in program.several else program.trained_from
     if kind == OPTIMIZER:  # several may need each its own
-        return next(iter(program.stepped)) if len(program.stepped) == 1 else None
+        alone = len(program.stepped) == 1 and not program.several & program.stepped.keys()
+        return next(iter(program.stepped)) if alone else None
     return program.first(kind)
 
 
@@ -219,7 +226,8 @@ def checkpoint_blocks(model: torch.nn.Module, name: str) -> None:
     from torch.utils.checkpoint import checkpoint
 
     for block in model.modules():
-        if type(block).__name__ == name:
+        inner = [type(each).__name__ for each in block.modules() if each is not block]
+        if type(block).__name__ == name and name not in inner:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
@@ -265,30 +273,31 @@ def loss_in_chunks(model, input_ids=None, labels=None, attention_mask=None, **in
 
 def _chunk(model: torch.nn.Module) -> None:
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    plain.forward = functools.partial(loss_in_chunks, plain)
+    plain.forward = MethodType(loss_in_chunks, plain)
 
 
 def _chunk_code(program: Program, place: Place, name: str) -> str:
     if place.kind == MODEL and program.main_model().name.startswith("Peft"):
         name = f"{name}.get_base_model()"
-    lines = f"from functools import partial\n\n{name}.forward = partial(loss_in_chunks, {name})"
+    lines = f"from types import MethodType\n\n{name}.forward = MethodType(loss_in_chunks, {name})"
     return f"{_source(loss_in_chunks)}\n\n\n{lines}"
 
 
 def activations_on_host(model: torch.nn.Module) -> None:
     """Move what a forward pass stores for backward to the host until it is needed."""
     from functools import wraps
+    from types import MethodType
 
     from torch.autograd.graph import save_on_cpu
 
-    forward = model.forward
+    forward = model.forward.__func__
 
     @wraps(forward)
-    def on_host(*given, **options):
+    def on_host(self, *given, **options):
         with save_on_cpu(pin_memory=True):
-            return forward(*given, **options)
+            return forward(self, *given, **options)
 
-    model.forward = on_host
+    model.forward = MethodType(on_host, model)  # of a copy of the model it is the copy's
 
 
 def _offload_code(program: Program, place: Place, name: str) -> str:
@@ -300,11 +309,16 @@ def _autocast_dtype() -> torch.dtype:
 
 
 def _autocast(model: torch.nn.Module) -> None:
-    model.forward = torch.autocast("cuda", _autocast_dtype())(model.forward)
+    forward = torch.autocast("cuda", _autocast_dtype())(model.forward.__func__)
+    model.forward = MethodType(forward, model)  # of a copy of the model it is the copy's
 
 
 def _autocast_code(program: Program, place: Place, name: str) -> str:
-    text = f'{name}.forward = torch.autocast("cuda", {_autocast_dtype()})({name}.forward)'
+    text = (
+        f"from types import MethodType\n\n"
+        f'forward = torch.autocast("cuda", {_autocast_dtype()})({name}.forward.__func__)\n'
+        f"{name}.forward = MethodType(forward, {name})"
+    )
     if _autocast_dtype() is torch.float16:
         text += "\n# and scale the loss, or small gradients are lost: torch.amp.GradScaler()"
     return text
@@ -384,22 +398,27 @@ quantization_config=transformers.BitsAndBytesConfig(
 # --- the optimizer and the batch ------------------------------------------------------------------
 
 
-def _becomes(path: str, kept: tuple[str, ...]) -> Way:
-    """Make an optimizer of another class, with the arguments ``kept``."""
-    package, _, name = path.rpartition(".")
+def _becomes(paths: dict[str, str], kept: tuple[str, ...]) -> Way:
+    """Make an optimizer of another class, by the name of its own, with the arguments ``kept``."""
 
     def change(call: Call, _: Program) -> None:
+        package, _, name = paths[call.kind.__name__].rpartition(".")
         call.kind = getattr(__import__(package, fromlist=[name]), name)
         call.named = {key: call.named[key] for key in ("params", *kept) if key in call.named}
 
     def needless(program: Program, place: Place, name: str) -> str:
         return ", ".join(key for key in program.calls[place] if key not in ("params", *kept))
 
-    return Way(change, {"class": lambda *_: path, "without": needless})
+    def path(program: Program, place: Place, name: str) -> str:
+        return paths[type(program.stepped[place]).__name__]
+
+    return Way(change, {"class": path, "without": needless})
 
 
 def step_in_backward(optimizer):
     """Update each weight, and free its gradient, as soon as backward has it."""
+    from types import MethodType
+
     alone = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -413,14 +432,17 @@ def step_in_backward(optimizer):
 
     for parameter in alone:
         parameter.register_post_accumulate_grad_hook(step)
-    optimizer.step = optimizer.zero_grad = lambda *_, **__: None
+    optimizer.step = MethodType(lambda *_, **__: None, optimizer)  # a scheduler wraps the method
+    optimizer.zero_grad = lambda *_, **__: None
 
 
 def every_second_step(optimizer):
     """Have two batches make one step, with the mean of their gradients."""
+    from types import MethodType
+
     step, zero_grad, batches = optimizer.step, optimizer.zero_grad, 0
 
-    def step_or_not(*given, **options):
+    def step_or_not(_, *given, **options):
         nonlocal batches
         batches += 1
         if batches % 2 == 1:
@@ -435,7 +457,7 @@ def every_second_step(optimizer):
         if batches % 2 == 0:
             zero_grad(*given, **options)
 
-    optimizer.step, optimizer.zero_grad = step_or_not, zero_or_not
+    optimizer.step, optimizer.zero_grad = MethodType(step_or_not, optimizer), zero_or_not
 
 
 def _on_optimizer(function: Callable[[torch.optim.Optimizer], None]) -> Way:
@@ -522,14 +544,19 @@ def _updates_all_at_once(program: Program, model: ModelFacts) -> bool:
 
 
 def _has_a_plain_loop(program: Program, model: ModelFacts) -> bool:
-    return not (program.first(ARGUMENTS, LIGHTNING, ACCELERATOR, DDP) or model.parallel)
+    others = program.first(ARGUMENTS, LIGHTNING, ACCELERATOR, DDP) or model.parallel
+    return not (others or program.scales)  # each weight's gradient would stay scaled
 
 
-def _has_rows(program: Program, _: ModelFacts) -> bool:
+def _has_halves(program: Program, _: ModelFacts) -> bool:
+    """Return whether half the rows and twice the batches train the same: schedules advance, and
+    clipping and scalers work, once for each half where the script's own loop steps."""
     if arguments := _values(program, ARGUMENTS):
-        return arguments["per_device_train_batch_size"] > 1
+        return arguments["per_device_train_batch_size"] % 2 == 0
     loader = program.calls.get(program.trained_from, {})
-    return (loader.get("batch_size") or 1) > 1
+    steps_alone = not (program.clips or program.schedules or program.scales)
+    halves = (loader.get("batch_size") or 1) % 2 == 0
+    return halves and (steps_alone or program.first(LIGHTNING) is not None)
 
 
 def _stores_activations(program: Program, model: ModelFacts) -> bool:
@@ -581,10 +608,11 @@ REMEDIES = (
         "checkpointing",
         lambda program, model: model.layers > 1 and not (model.checkpoints or program.recomputes),
         ({ARGUMENTS: _computed(_checkpoint_argument)}, *_on_model(_checkpoint, _checkpoint_code)),
+        besides=lambda model: "batch norms count each batch twice" * model.batch_norms,
     ),
     Remedy(
         "half-rows",
-        _has_rows,
+        _has_halves,
         (
             {ARGUMENTS: _computed(_half_batch)},
             {LIGHTNING: _computed(_twice_the_batches), LOADER: _computed(_half)},
@@ -619,7 +647,7 @@ REMEDIES = (
         lambda *facts: _updates_by_adam(*facts) and is_installed("bitsandbytes"),
         (
             {ARGUMENTS: _arguments(optim="adamw_8bit")},
-            {OPTIMIZER: _becomes(OPTIMIZERS["adamw8bit"], _ADAMS_ARGUMENTS)},
+            {OPTIMIZER: _becomes(_8BIT, _ADAMS_ARGUMENTS)},
         ),
         excludes=("adafactor",),
     ),
@@ -637,7 +665,7 @@ REMEDIES = (
         _updates_by_adam,
         (
             {ARGUMENTS: _arguments(optim="adafactor")},
-            {OPTIMIZER: _becomes(OPTIMIZERS["adafactor"], ("lr", "weight_decay"))},
+            {OPTIMIZER: _becomes(_ADAFACTOR, ("lr", "weight_decay"))},
         ),
     ),
     Remedy(

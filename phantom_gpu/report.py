@@ -182,7 +182,9 @@ class FitReport:
         most = format_bytes(self.peak_reserved_bytes)
         if self.fits:
             left = format_bytes(self.budget_bytes - self.peak_reserved_bytes)
-            return f"It fits {where}: {most} of {room} reserved at most, {left} left."
+            trained = any(each.steps or each.cache is not None for each in self.answers)
+            idle = "" if trained else " It made no training step."
+            return f"It fits {where}: {most} of {room} reserved at most, {left} left.{idle}"
         if self.out_of_memory:
             answer, gpu = self.worst()
             asked = format_bytes(gpu.failed.nbytes) if gpu.failed else "more memory"

@@ -263,6 +263,42 @@ def test_each_remedy_takes_what_the_script_with_its_lines_takes(blocks):
     }  # fmt: skip
 
 
+STEPS = """
+import torch
+from torch.utils.data import DataLoader
+
+def loader(rows):
+    return DataLoader(torch.rand(64, 64), batch_size=rows)
+
+def adam(net):
+    return torch.optim.AdamW(net.parameters())
+
+net, other = torch.nn.Linear(64, 64).cuda(), torch.nn.Linear(64, 64).cuda()
+opt = adam(net)
+{}
+for batch in loader(16):
+    (net(batch.cuda()) + other(batch.cuda())).mean().backward()
+    {}
+    opt.zero_grad()
+"""
+
+
+def test_what_would_train_otherwise_than_it_says_is_not_offered(run):
+    def offered(before="", step="opt.step()"):
+        verdict, _ = run(STEPS.format(before, step))
+        return {each.name for each in verdict.answers[0].remedies}
+
+    plain = offered()
+    clipped = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1); opt.step()"
+    assert plain - offered(step=clipped) == {"half-rows"}
+    assert plain - offered("torch.optim.lr_scheduler.StepLR(opt, 2)") == {"half-rows"}
+    scaled = plain - offered(step="torch.amp.GradScaler(enabled=False).step(opt)")
+    assert scaled == {"half-rows", "step-in-backward"}
+    assert plain - offered("loader(8)") == {"half-rows"}  # what to write there would be both's
+    two = plain - offered("second = adam(other)", "opt.step(); second.step()")
+    assert two > {"half-rows", "step-in-backward", "8bit-adam"}
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)  # some thirty programs each
 @pytest.mark.parametrize(

@@ -2,12 +2,35 @@
 
 import threading
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from gpumem.hardware import catalogue
 from phantom_gpu import fix
 from phantom_gpu.report_records import Effect, Offer
 
 OFFERS = [Offer(name, name, Effect.NOTHING, "nothing", (), ()) for name in "abcd"]
+
+
+def report(retries, reserved_bytes):
+    answer, gpu = SimpleNamespace(remedies=[]), SimpleNamespace(retries=retries)
+    gpu.peak_allocated_bytes = 0
+    return SimpleNamespace(
+        fits=True,
+        worst=lambda: (answer, gpu),
+        by_gpu=lambda: [(answer, gpu)],
+        least_seconds=lambda answer: None,
+        peak_reserved_bytes=reserved_bytes,
+    )
+
+
+@pytest.mark.parametrize(("retries", "plain_bytes"), [(0, 90), (1, 120)])
+def test_what_fits_only_without_its_cache_is_run_again_with_room(retries, plain_bytes):
+    search = fix._Search([], catalogue.gpu("t4"), {"gpus": 1}, 0, lambda sentence: None, 95)
+    search._run = lambda offers: report(0, 120)
+    search.run(report(retries, 90))
+    assert search.plain.reserved_bytes == plain_bytes
 
 
 class OneAtATime(fix._Search):

@@ -24,6 +24,7 @@ from phantom_gpu.kept_outputs import names_to_drop, names_to_free
         ("for b in data:\n    if b:\n        loss = model(b)  # here", ()),
         ("for b in data:\n    loss = 1\nelse:\n    loss = model(b)  # here", ()),
         ("for b in data:\n    out = model(\n        b,  # here\n    )", ("out",)),
+        ("for b in data:\n    x = model(b)  # here\n    if b: break\n    y = x\nprint(y)", ("x",)),
         ("loss = model(b)  # here", ()),
         ("for b in data:\n    out.append(model(b))  # here", ()),
         ("for b in data:\n    model(b)  # here\n    def", ()),  # another text than what ran

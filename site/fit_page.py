@@ -365,9 +365,10 @@ def _trust(tried: dict[str, dict[int, str]]) -> str:
         f"<p>{_BETWEEN}</p>",
         "<p>Answering is simulated as training is: transformers' generate runs on tensors without "
         "content, all prompts in one batch, then a token for each user in every pass. Nothing is "
-        "said between conversations that were simulated. They were simulated for an A100; what "
-        "other GPUs' kernels take in addition is in the margin of "
-        f"{100 * MORE_SEEN:.1f} %, below which the page says “probably”. A paged cache is "
+        "said between conversations that were simulated. They were simulated for an A100. On "
+        "Hopper and Blackwell, whose cuBLAS takes a larger workspace, what is reserved may differ "
+        "by more. With less than "
+        f"{100 * MORE_SEEN:.1f} % to spare the page says “probably”. A paged cache is "
         "vLLM's own arithmetic on simulated weights and activations; its layers may take less.</p>",
     ]
     return "".join(parts)

@@ -128,6 +128,8 @@ function judge(state, index) {
   const found = ways[index]?.length && answer(ways[index], longest, state.b, state.s);
   if (!found) return null;
   if (outdated(state, index)) found.exact = found.known = false;
+  // Reserved bytes of as many tokens in other rows, or beside larger workspaces, are not the table's.
+  found.sure = found.exact && !gpu.workspaces;
   for (const name of ["allocated", "reserved", "floor", "least", "most"]) found[name] += gpu.workspaces;
   found.spare = gpu.capacity - found.reserved;
   found.hostShort = Math.max(0, way.recipe.ranks * found.host - hostLimit(state));
@@ -139,7 +141,7 @@ function judge(state, index) {
 }
 
 /** What may be reserved beyond what was found. */
-const moreOf = found => found.reserved * (found.known ? FIT.seen : FIT.off);
+const moreOf = found => found.reserved * (found.sure ? FIT.seen : FIT.off);
 
 /** Whether a GPU is one for a way: those that compute in BF16 need no FP16. */
 const suits = (gpu, { recipe }) => gpu.bf16 ? recipe.precision !== "amp-fp16" : !recipe.precision.includes("bf16");

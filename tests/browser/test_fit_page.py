@@ -235,7 +235,8 @@ def test_ways_are_judged_by_what_they_take_and_the_best_comes_first(opened, outd
             elif reserved > limit:
                 verdict = "tight"
             else:
-                more = 1 + (MORE_SEEN if each["known"] else MORE_RESERVED)
+                sure = each["exact"] and not fit_page.more_workspace_bytes(gpu)
+                more = 1 + (MORE_SEEN if sure else MORE_RESERVED)
                 verdict = "near" if reserved * more > limit else "fits"
             assert each["verdict"] == verdict
             seen.add((verdict, each["known"]))

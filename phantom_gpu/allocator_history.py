@@ -318,8 +318,8 @@ class History:
                 self.reserved_bytes -= nbytes
             elif action == "oom":
                 frames = entry.get("frames", [])
-                failed_entry = nbytes, self.reserved_bytes, tag, frames, len(self._events)
-                self.failures.append(FailedEntry(*failed_entry))
+                before = len(self._events)
+                self.failures.append(FailedEntry(nbytes, self.reserved_bytes, tag, frames, before))
         for mark in reversed(waiting):
             self.classify(mark.addresses)
 

@@ -36,7 +36,7 @@ LEAST_SAVED = 0.02  # of what the script reserves; less is not worth a change
 #: segment in the fifth.
 LEAST_STEPS = 6
 EXPANDABLE = "expandable-segments"
-NO_SPARE = f"Less than {MARGIN:.0%} is to spare, and no remedy leaves that much."
+NO_SPARE = f"It leaves less than {100 * MARGIN:.0f} % to spare, and no remedy leaves more."
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Fix:
         if self.interrupted:
             return f"{first} It was interrupted. So far:"
         if self.chosen is None and self.first.fits:
-            spare = "" if _fits_in(self.room_bytes, self.plain) else NO_SPARE
-            return f"{first} {spare or 'Nothing needs to be changed.'}"
+            fits = _fits_in(self.room_bytes, self.plain)
+            return f"{first} {'Nothing needs to be changed.' if fits else NO_SPARE}"
         if self.chosen is None:
             smallest = min((self.plain, *self.alone, *self.together), key=_size)
             least = format_bytes(smallest.reserved_bytes)

@@ -125,7 +125,7 @@ class Program:
         self.stepped: dict[Place, torch.optim.Optimizer] = {}
         #: Lines that make several optimizers, or loaders of several batch sizes.
         self.several: set[Place] = set()
-        #: What a program does once a step, beside the step, and to scaled gradients.
+        #: Whether a program clips gradients, scales them, or has a schedule of learning rates.
         self.clips = self.schedules = self.scales = False
         self._last_loader: Place | None = None
         self._passes: Counter[str] = Counter()  # looked at, by the kind of place
@@ -326,7 +326,7 @@ class Program:
         self._passes_at(PASS, names_to_free, least_bytes)
 
     def goes_back(self) -> None:
-        """Note that a backward pass begins, of no recomputation."""
+        """Note that a backward pass begins; that of a checkpoint within another is none."""
         self._passes_at(BACKWARD, names_to_drop, SMALL_BYTES)
 
     def _passes_at(self, kind: str, names: Callable, least_bytes: int) -> None:

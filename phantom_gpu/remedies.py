@@ -297,7 +297,7 @@ def activations_on_host(model: torch.nn.Module) -> None:
         with save_on_cpu(pin_memory=True):
             return forward(self, *given, **options)
 
-    model.forward = MethodType(on_host, model)  # of a copy of the model it is the copy's
+    model.forward = MethodType(on_host, model)  # a copy's is its own
 
 
 def _offload_code(program: Program, place: Place, name: str) -> str:
@@ -309,15 +309,15 @@ def _autocast_dtype() -> torch.dtype:
 
 
 def _autocast(model: torch.nn.Module) -> None:
-    forward = torch.autocast("cuda", _autocast_dtype())(model.forward.__func__)
-    model.forward = MethodType(forward, model)  # of a copy of the model it is the copy's
+    autocast = torch.autocast("cuda", _autocast_dtype())
+    model.forward = MethodType(autocast(model.forward.__func__), model)  # a copy's is its own
 
 
 def _autocast_code(program: Program, place: Place, name: str) -> str:
+    autocast = f'torch.autocast("cuda", {_autocast_dtype()})'
     text = (
-        f"from types import MethodType\n\n"
-        f'forward = torch.autocast("cuda", {_autocast_dtype()})({name}.forward.__func__)\n'
-        f"{name}.forward = MethodType(forward, {name})"
+        "from types import MethodType\n\n"
+        f"{name}.forward = MethodType({autocast}({name}.forward.__func__), {name})"
     )
     if _autocast_dtype() is torch.float16:
         text += "\n# and scale the loss, or small gradients are lost: torch.amp.GradScaler()"

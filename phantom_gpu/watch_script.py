@@ -775,8 +775,8 @@ def _gpu_report(
         # Autograd's own thread, in which a backward pass runs, has no line of the script.
         outside = outside or list(filter(None, [request.tag.line]))
         lines = list(dict.fromkeys([*outside[:1], *users_lines(outside)]))
-        sizes = request.nbytes, request.reserved_bytes
-        failed = FailedRequest(*sizes, _when(request.tag), lines)
+        when = _when(request.tag)
+        failed = FailedRequest(request.nbytes, request.reserved_bytes, when, lines)
     runtime = ctypes.CDLL(None)
     runtime.phantom_others.restype = ctypes.c_size_t
     others_bytes = runtime.phantom_others(device)

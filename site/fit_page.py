@@ -29,6 +29,7 @@ from will_it_fit.build import LENGTHS, MOST_BYTES, MOST_FP16_BYTES, MOST_LENGTH,
 from will_it_fit.table import (
     MORE_RESERVED,
     MORE_SEEN,
+    MORE_UNSURE,
     NEW_TOKENS,
     PAGED_KINDS,
     PAGED_WEIGHTS,
@@ -105,6 +106,7 @@ def page_data() -> dict[str, Any]:
         "mostFp16": MOST_FP16_BYTES,
         "off": MORE_RESERVED,
         "seen": MORE_SEEN,
+        "unsure": MORE_UNSURE,
         "slow": SLOW,
         "rules": _rules(known.recipes),
         "mostLength": MOST_LENGTH,
@@ -363,12 +365,13 @@ def _trust(tried: dict[str, dict[int, str]]) -> str:
         "7 to 16 % less. We do not know what the versions of 2022 kept in addition.</p>",
         _table("Published runs on a V100, in MB", heading, published),
         f"<p>{_BETWEEN}</p>",
+        f"<p>With less than {100 * MORE_SEEN:.1f} % to spare the page says “probably”. The table "
+        "was simulated for an A100, in FP16 for a T4. Hopper and Blackwell give cuBLAS a larger "
+        "workspace, which moves what PyTorch reserves, and so do as many tokens in other rows. "
+        f"There the page says “probably” with less than {100 * MORE_UNSURE:.0f} % to spare.</p>",
         "<p>Answering is simulated as training is: transformers' generate runs on tensors without "
         "content, all prompts in one batch, then a token for each user in every pass. Nothing is "
-        "said between conversations that were simulated. They were simulated for an A100. On "
-        "Hopper and Blackwell, whose cuBLAS takes a larger workspace, what is reserved may differ "
-        "by more. With less than "
-        f"{100 * MORE_SEEN:.1f} % to spare the page says “probably”. A paged cache is "
+        "said between conversations that were simulated. A paged cache is "
         "vLLM's own arithmetic on simulated weights and activations; its layers may take less.</p>",
     ]
     return "".join(parts)

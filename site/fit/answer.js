@@ -28,10 +28,12 @@ function judgeAnswer(state, index) {
   const found = way.cache === "paged" ? pagedAnswer(state, way, gpu, served) : simulatedAnswer(state, way, gpu, served);
   if (!found) return null;
   const spare = found.limit - found.reserved;
-  let verdict = spare - FIT.seen * found.uncertain < 0 ? "near" : "fits";
+  const sure = way.cache === "paged" || !gpu.workspaces; // for that cache other GPUs were simulated, too
+  const more = found.uncertain * (sure ? FIT.seen : FIT.unsure);
+  let verdict = spare < more ? "near" : "fits";
   if (found.allocated > found.limit) verdict = "no"; else if (spare < 0) verdict = "tight";
   if (way.cache === "paged" && state.u > found.most) verdict = "no";
-  return { known: true, ...found, spare, verdict, way, index };
+  return { known: true, ...found, spare, more, verdict, way, index };
 }
 
 /** What was simulated: one batch by transformers' generate. */
@@ -161,7 +163,7 @@ function updateAnswers() {
   const verdict = chosen?.verdict || (back ? "tight" : "no"), spare = chosen && bytesText(chosen.spare);
   const words = chosen && {
     fits: [`${state.m} answers on an ${gpu.name}`, `${spare} to spare.`],
-    near: [`${state.m} probably answers on an ${gpu.name}`, `${spare} to spare, and ${bytesText(FIT.seen * chosen.uncertain)} more may be taken.`],
+    near: [`${state.m} probably answers on an ${gpu.name}`, `${spare} to spare, and ${bytesText(chosen.more)} more may be taken.`],
     tight: [`${fitting ? "This way" : state.m} may answer on an ${gpu.name}`, `PyTorch would reserve ${spare} more than the GPU has. What its tensors use does fit, so it may succeed after giving back cached blocks: the command below computes that.`],
     no: [fitting ? `This way does not fit on an ${gpu.name}` : `${state.m} does not fit on an ${gpu.name}${state.allow.length < ALLOW.length ? " with what you allow" : ""}`,
       chosen.spare < 0 ? `${spare} short.` : `vLLM takes ${chosen.most} of these conversations at a time, and the others wait.`],

@@ -128,7 +128,7 @@ function judge(state, index) {
   const found = ways[index]?.length && answer(ways[index], longest, state.b, state.s);
   if (!found) return null;
   if (outdated(state, index)) found.exact = found.known = false;
-  // Reserved bytes of as many tokens in other rows, or beside larger workspaces, are not the table's.
+  // Other rows of as many tokens, or a larger workspace, move what is reserved.
   found.sure = found.exact && !gpu.workspaces;
   for (const name of ["allocated", "reserved", "floor", "least", "most"]) found[name] += gpu.workspaces;
   found.spare = gpu.capacity - found.reserved;
@@ -141,7 +141,7 @@ function judge(state, index) {
 }
 
 /** What may be reserved beyond what was found. */
-const moreOf = found => found.reserved * (found.sure ? FIT.seen : FIT.off);
+const moreOf = found => found.reserved * (found.sure ? FIT.seen : FIT.unsure);
 
 /** Whether a GPU is one for a way: those that compute in BF16 need no FP16. */
 const suits = (gpu, { recipe }) => gpu.bf16 ? recipe.precision !== "amp-fp16" : !recipe.precision.includes("bf16");

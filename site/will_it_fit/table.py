@@ -46,6 +46,10 @@ MORE_RESERVED = 0.1
 #: No recipe reserved a larger share beyond its simulation: the worst of 60 on an H200 1.17 %, of
 #: 457 ways of the table on phantoms 2.54 % (``accuracy.json`` and ``fits.json`` in ``results/``).
 MORE_SEEN = 0.026
+#: The same where the table has as many tokens in other rows, or the GPU's cuBLAS takes a larger
+#: workspace than the one that was simulated: of some 120 random settings the worst reserved 18.3 %
+#: more (docs/LOG.md, 2026-12-01).
+MORE_UNSURE = 0.2
 #: Of answering: how weights are rounded and which cache transformers has; how vLLM rounds weights
 #: (to 8 bits only what is stored so); users with tokens of each prompt; and tokens of each answer.
 SERVED_KINDS = ((None, "dynamic"), (None, "static"), ("int8", "dynamic"), ("nf4", "dynamic"))

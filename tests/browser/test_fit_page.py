@@ -27,6 +27,7 @@ from will_it_fit.build import LENGTHS, point
 from will_it_fit.table import (
     MORE_RESERVED,
     MORE_SEEN,
+    MORE_UNSURE,
     NEW_TOKENS,
     TOKENS,
     Point,
@@ -236,7 +237,7 @@ def test_ways_are_judged_by_what_they_take_and_the_best_comes_first(opened, outd
                 verdict = "tight"
             else:
                 sure = each["exact"] and not fit_page.more_workspace_bytes(gpu)
-                more = 1 + (MORE_SEEN if sure else MORE_RESERVED)
+                more = 1 + (MORE_SEEN if sure else MORE_UNSURE)
                 verdict = "near" if reserved * more > limit else "fits"
             assert each["verdict"] == verdict
             seen.add((verdict, each["known"]))
@@ -317,7 +318,7 @@ def test_transformers_caches_have_the_points_of_the_table_and_nothing_between(op
         more = fit_page.more_workspace_bytes(gpu) // 2
         assert found["reserved"] == stored.reserved + more
         limits = {
-            "fits": found["reserved"] * (1 + MORE_SEEN) + 1,
+            "fits": found["reserved"] * (1 + MORE_UNSURE) + 1,
             "near": found["reserved"],
             "tight": found["allocated"],
             "no": found["allocated"] - 1,
